@@ -1,0 +1,1 @@
+"""Metadata and placement: the store, leases, the snapshot that the data plane reads."""

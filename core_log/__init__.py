@@ -1,0 +1,1 @@
+"""The commit log: batches, segments, partitions, commit. Knows no protocol."""

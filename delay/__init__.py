@@ -1,0 +1,1 @@
+"""Later, again, or never: time wheel, retry, dead letters, schedules."""

@@ -1,0 +1,1 @@
+"""Which records match: topic trie, tag expressions, batch summaries. Pure."""

@@ -1,0 +1,1 @@
+"""What all doors share: views, routing, publish, settle. Knows no wire."""

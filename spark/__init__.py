@@ -1,0 +1,1 @@
+"""A reader of the log for Spark. pyspark only here, trio never."""

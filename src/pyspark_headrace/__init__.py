@@ -1,0 +1,1 @@
+"""Lets Spark find the `headrace` data source without a register call."""
