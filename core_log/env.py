@@ -1,0 +1,47 @@
+"""Everything from outside comes in through here: clock, disk, randomness, ids, threads. Values and protocols.
+
+No module reads the time, draws a number or touches a file by itself; so a test can run the same code on a
+virtual clock, a faulty disk and a seed. `real.py` builds the real one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+from headrace.core_log.storage.contract import Storage
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds; never goes back."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970 UTC; may step both ways."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Ids(Protocol):
+    def uuid(self) -> UUID: ...
+
+    def salt(self) -> int:
+        """64 unguessable bits, never 0: tells a segment's batches from what a recycled file held before."""
+
+
+class Worker(Protocol):
+    """Where blocking calls go, so that the loop never waits for a disk."""
+
+    async def run(self, call: Callable[[], T]) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    clock: Clock
+    storage: Storage
+    worker: Worker
+    ids: Ids
+    random: Random

@@ -1,0 +1,1 @@
+"""Where bytes rest: one contract, real files and faulty memory."""
