@@ -27,9 +27,7 @@ def test_built_wheel_holds_every_source_file_of_every_room(tmp_path: Path) -> No
     )
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        f"headrace/{source.relative_to(ROOT)}" for room in ROOMS for source in (ROOT / room).rglob("*.py")
-    }
+    expected = {f"headrace/{source.relative_to(ROOT)}" for room in ROOMS for source in (ROOT / room).rglob("*.py")}
     assert expected - packed == set()
     assert "headrace/cli.py" in packed
     assert "pyspark_headrace/__init__.py" in packed
