@@ -1,7 +1,7 @@
 """A claim about speed: a figure, the target it must reach, and the verdict. Values: no I/O.
 
-A claim file is `bench/<claim>.py` with a function `claim() -> list[Claim]` that measures once; run.py finds it, calls it
-in a process of its own as often as asked, and takes the median of the figures of each name.
+A claim file is `bench/<claim>.py` with a function `claim() -> list[Claim]` that measures once; run.py finds it, calls
+it in a process of its own as often as asked, and takes the median of the figures of each name.
 """
 
 import enum
@@ -28,7 +28,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One line of the result. A figure is a ratio of two things measured in the same run, unless the unit says otherwise."""
+    """One line of the result. A figure is a ratio of two things measured in one run, unless the unit says otherwise."""
 
     name: str
     figure: float | None  # None: not run, and the detail says why
