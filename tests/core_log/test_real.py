@@ -1,0 +1,90 @@
+"""The real Env: clock, ids, threads and files of this machine."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import trio
+
+from headrace.core_log.real import SystemClock, SystemIds, ThreadWorker, real_env
+
+
+def test_env_can_be_imported_without_trio() -> None:
+    code = "import sys, headrace.core_log.env; sys.exit('trio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_clock_goes_forward_over_a_sleep() -> None:
+    clock = SystemClock()
+    before, wall_before = clock.monotonic(), clock.wall_us()
+    await clock.sleep(0.001)
+    assert clock.monotonic() >= before + 0.001
+    # After 2001 and in microseconds, whatever the machine believes the date to be.
+    assert wall_before > 10**15
+
+
+def test_ids_differ_and_salts_are_64_bits_but_never_zero() -> None:
+    ids = SystemIds()
+    assert len({ids.uuid() for _ in range(100)}) == 100
+    salts = {ids.salt() for _ in range(100)}
+    assert len(salts) == 100
+    assert all(0 < salt < 2**64 for salt in salts)
+    assert max(salts) >= 2**56
+
+
+async def test_worker_runs_the_call_in_another_thread_and_hands_back_result_and_error() -> None:
+    worker = ThreadWorker()
+    assert await worker.run(threading.get_ident) != threading.get_ident()
+    try:
+        await worker.run(lambda: 1 // 0)
+    except ZeroDivisionError:
+        pass
+    else:
+        raise AssertionError("the error was swallowed")
+
+
+async def test_worker_runs_no_more_calls_at_once_than_it_may() -> None:
+    worker = ThreadWorker(threads_max=2)
+    together = threading.Barrier(2)
+    running = most = 0
+    lock = threading.Lock()
+
+    def call() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        together.wait()
+        with lock:
+            running -= 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(worker.run, call)
+    assert most == 2
+
+
+async def test_call_that_has_begun_is_finished_even_when_cancelled() -> None:
+    worker = ThreadWorker()
+    begun, go_on = threading.Event(), threading.Event()
+    finished = []
+
+    def call() -> None:
+        begun.set()
+        go_on.wait()
+        finished.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run, call)
+        await trio.to_thread.run_sync(begun.wait)
+        nursery.cancel_scope.cancel()
+        go_on.set()
+    assert finished == [True]
+
+
+def test_real_env_has_its_files_in_the_data_directory(tmp_path: Path) -> None:
+    env = real_env(tmp_path / "data", handles_max=2)
+    env.storage.replace_file("a", b"here")
+    assert (tmp_path / "data" / "a").read_bytes() == b"here"
+    assert env.random.random() != real_env(tmp_path / "data").random.random()
