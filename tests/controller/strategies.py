@@ -1,0 +1,111 @@
+"""Random metadata for property tests: few names, so that changes meet each other."""
+
+from uuid import UUID
+
+from hypothesis import strategies as st
+
+from headrace.controller.changes import (
+    Change,
+    DeleteBinding,
+    DeleteExchange,
+    DeletePermission,
+    DeletePolicy,
+    DeleteQueue,
+    DeleteTopicPermission,
+    DeleteUser,
+    DeleteUserLimits,
+    DeleteVhost,
+    DeleteVhostLimits,
+    PutBinding,
+    PutExchange,
+    PutPermission,
+    PutPolicy,
+    PutQueue,
+    PutTopicPermission,
+    PutUser,
+    PutUserLimits,
+    PutVhost,
+    PutVhostLimits,
+)
+from headrace.controller.entities import (
+    ApplyTo,
+    Binding,
+    DestinationKind,
+    Exchange,
+    Permission,
+    Policy,
+    Queue,
+    TopicPermission,
+    User,
+    UserLimits,
+    Vhost,
+    VhostLimits,
+)
+from headrace.controller.table import Table
+from headrace.core_log.ids import StreamId, ViewId
+
+vhosts = st.sampled_from(["/", "two"])
+users = st.sampled_from(["ann", "bob"])
+exchange_names = st.sampled_from(["", "amq.topic", "e"])
+queue_names = st.sampled_from(["q", "p", "Ünï"])
+patterns = st.sampled_from(["", ".*", "^a", r"^(?!amq\.)"])
+streams = st.integers(0, 3).map(lambda number: StreamId(UUID(int=number)))
+views = st.integers(1, 5).map(ViewId)
+limits = st.none() | st.integers(0, 3)
+tables = st.sampled_from([Table(), Table({"x-max-length": 3}), Table({"x": [1, b"\xff", {"y": None}]})])
+definitions = st.sampled_from([Table({"max-length": 3}), Table({"message-ttl": 5, "overflow": "drop-head"})])
+
+bindings = st.builds(
+    Binding,
+    vhost=vhosts,
+    source=exchange_names,
+    destination_kind=st.sampled_from(DestinationKind),
+    destination=queue_names | exchange_names,
+    routing_key=st.sampled_from(["", "a.b"]),
+    arguments=tables,
+)
+changes: st.SearchStrategy[Change] = st.one_of(
+    st.builds(PutVhost, st.builds(Vhost, vhosts)),
+    st.builds(DeleteVhost, vhosts),
+    st.builds(PutUser, st.builds(User, users, st.sampled_from(["", "$h"]), st.sampled_from([(), ("b", "a")]))),
+    st.builds(DeleteUser, users),
+    st.builds(PutPermission, st.builds(Permission, users, vhosts, patterns, patterns, patterns)),
+    st.builds(DeletePermission, users, vhosts),
+    st.builds(PutTopicPermission, st.builds(TopicPermission, users, vhosts, exchange_names, patterns, patterns)),
+    st.builds(DeleteTopicPermission, users, vhosts, exchange_names),
+    st.builds(
+        PutExchange,
+        st.builds(
+            Exchange,
+            vhosts,
+            exchange_names,
+            st.sampled_from(["topic", "direct"]),
+            streams,
+            st.booleans(),
+            st.booleans(),
+            tables,
+        ),
+    ),
+    st.builds(DeleteExchange, vhosts, exchange_names, streams, st.booleans()),
+    st.builds(PutQueue, st.builds(Queue, vhosts, queue_names, views, streams, users, st.booleans(), tables)),
+    st.builds(DeleteQueue, vhosts, queue_names, views),
+    st.builds(PutBinding, bindings),
+    st.builds(DeleteBinding, bindings),
+    st.builds(
+        PutPolicy,
+        st.builds(
+            Policy,
+            vhosts,
+            st.sampled_from(["p1", "p2"]),
+            patterns,
+            definitions,
+            st.sampled_from(ApplyTo),
+            st.integers(-1, 2),
+        ),
+    ),
+    st.builds(DeletePolicy, vhosts, st.sampled_from(["p1", "p2"])),
+    st.builds(PutVhostLimits, st.builds(VhostLimits, vhosts, limits, limits)),
+    st.builds(DeleteVhostLimits, vhosts),
+    st.builds(PutUserLimits, st.builds(UserLimits, users, limits, limits)),
+    st.builds(DeleteUserLimits, users),
+)
