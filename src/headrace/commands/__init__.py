@@ -1,0 +1,1 @@
+"""One file per subcommand of `headrace`; cli.py names them."""

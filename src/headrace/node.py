@@ -1,0 +1,154 @@
+"""One broker node, from lock to clean stop. Driver: the composition root.
+
+    lock the data directory -> identity -> log -> doors open -> ready -> stop asked -> doors drain -> clean -> unlock
+
+The clean-shutdown marker is taken away before anything is opened and written only after everything is closed, so a
+node that died in between is known as unclean. Cancelling `run_node` is not a stop: it leaves what a crash would leave.
+Neighbours: commands/serve.py runs it under signals; each door comes in as one line of `build_doors`.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Protocol
+from uuid import UUID
+
+import trio
+
+from headrace.config import Config
+from headrace.core_log.env import Env
+from headrace.core_log.errors import StorageError, UnknownFormat
+from headrace.exits import DoorNotOpened
+from headrace.kinds import Address
+
+IDENTITY = "node.json"
+CLEAN = "clean"
+FORMAT = 1
+# Any of these without node.json is a directory that lost its identity, or never had one: not ours to adopt.
+_KEPT = ("streams", "views", "meta.sqlite", CLEAN)
+
+_log = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """One listener of one protocol."""
+
+    name: str
+
+    async def open(self, address: Address) -> Address:
+        """Bind and listen, so that connections are accepted from now on; returns where. OSError if that fails."""
+
+    async def serve(self) -> None:
+        """Serve connections; returns once drained."""
+
+    async def drain(self) -> None:
+        """Accept nothing more, let clients finish what is under way. Cancelled when the time for it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which node this is, and which disk: a copied or emptied directory must never pass for the old one."""
+
+    node: UUID
+    disk: UUID
+
+
+def build_doors(config: Config, env: Env) -> list[Door]:
+    """Every door this release has; which of them open is the configuration's affair."""
+    return []
+
+
+async def run_node(
+    config: Config,
+    env: Env,
+    *,
+    stop: trio.Event,
+    doors: Sequence[Door] | None = None,
+    task_status: trio.TaskStatus[Mapping[str, Address]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until `stop` is set, then drain and return. Started = every open door accepts; its value is where."""
+    if doors is None:
+        doors = build_doors(config, env)
+    await env.worker.run(env.storage.lock)
+    try:
+        identity = await env.worker.run(lambda: open_identity(env))
+        clean = await env.worker.run(lambda: take_clean_marker(env))
+        _log.info("data directory opened", extra={**_texts(identity), "clean": clean})
+        await _serve_doors(config, doors, stop, task_status)
+        await env.worker.run(lambda: env.storage.replace_file(CLEAN, b""))
+        _log.info("stopped clean")
+    finally:
+        env.storage.unlock()
+
+
+async def _serve_doors(
+    config: Config, doors: Sequence[Door], stop: trio.Event, task_status: trio.TaskStatus[Mapping[str, Address]]
+) -> None:
+    built = {door.name for door in doors}
+    if absent := [field.name for field in fields(config.doors) if field.name not in built]:
+        _log.info("doors that this release does not have yet stay closed", extra={"doors": absent})
+    bound: dict[str, Address] = {}
+    opened: list[Door] = []
+    async with trio.open_nursery() as nursery:
+        for door in doors:
+            address: Address | None = getattr(config.doors, door.name)
+            if address is None:
+                continue
+            try:
+                bound[door.name] = await door.open(address)
+            except OSError as error:
+                raise DoorNotOpened(f"{door.name} door: cannot listen on {address}: {error.strerror}") from error
+            opened.append(door)
+            nursery.start_soon(door.serve)
+        task_status.started(bound)
+        await stop.wait()
+        _log.info("draining", extra={"doors": sorted(bound), "seconds": config.node.drain_seconds})
+        with trio.move_on_after(config.node.drain_seconds) as patience:
+            async with trio.open_nursery() as draining:
+                for door in opened:
+                    draining.start_soon(door.drain)
+        if patience.cancelled_caught:
+            _log.warning("clients were still connected when the time to drain was over")
+        nursery.cancel_scope.cancel()
+
+
+def open_identity(env: Env) -> Identity:
+    """The identity of this data directory; an empty directory gets a new one."""
+    storage = env.storage
+    if storage.exists(IDENTITY):
+        return decode_identity(storage.read_file(IDENTITY))
+    for name in _KEPT:
+        if storage.exists(name):
+            raise StorageError(f"{IDENTITY} is missing though {name} is there: not a data directory, or a damaged one")
+    identity = Identity(node=env.ids.uuid(), disk=env.ids.uuid())
+    storage.replace_file(IDENTITY, encode_identity(identity))
+    return identity
+
+
+def take_clean_marker(env: Env) -> bool:
+    """Whether the last stop was clean. From here on, until the next clean stop, this directory counts as unclean."""
+    if not env.storage.exists(CLEAN):
+        return False
+    env.storage.remove(CLEAN)
+    env.storage.sync_dir("")
+    return True
+
+
+def encode_identity(identity: Identity) -> bytes:
+    return json.dumps({"format": FORMAT, **_texts(identity)}, indent=2).encode() + b"\n"
+
+
+def decode_identity(data: bytes) -> Identity:
+    try:
+        found = json.loads(data)
+        format_found = found["format"]
+        if format_found != FORMAT:
+            raise UnknownFormat(f"{IDENTITY}: this release reads format {FORMAT}, the directory has {format_found!r}")
+        return Identity(node=UUID(found["node"]), disk=UUID(found["disk"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{IDENTITY}: cannot be read: {error!r}") from error
+
+
+def _texts(identity: Identity) -> dict[str, str]:
+    return {name: str(value) for name, value in asdict(identity).items()}
