@@ -24,6 +24,7 @@ class Verdict(enum.Enum):
     MISSED = "missed"
     NOT_RUN = "not run"
     NO_TARGET = "no target"
+    FAILED = "failed"  # its program broke, so there is nothing to judge
 
 
 @dataclass(frozen=True, slots=True)
