@@ -33,7 +33,8 @@ class File(Protocol):
     name any more. Two opens of one name share one file.
     """
 
-    path: str
+    @property
+    def path(self) -> str: ...
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> int:
         """Write all the buffers one after the other from `position`, return the bytes written (all of them).

@@ -246,6 +246,8 @@ class DiskStorage(Storage):
     def remove_dir(self, path: str) -> None:
         path = relative(path)
         self._refuse_if_poisoned()
+        if not path:
+            raise StorageError(".: the data directory itself stays")
         with _translated(path):
             os.rmdir(self._full(path))
 
