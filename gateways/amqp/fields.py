@@ -119,7 +119,7 @@ _FIXED: dict[int, int] = {
     for letters, size in (("V", 0), ("tbB", 1), ("su", 2), ("Iif", 4), ("D", 5), ("lLdT", 8))
     for letter in letters
 }
-_ARRAY, _TABLE = b"AF"
+_STRING, _ARRAY, _TABLE = b"SAF"
 
 
 def check_table(data: bytes, start: int = 0, *, bytes_max: int = TABLE_BYTES_MAX) -> int:
@@ -245,9 +245,14 @@ def _check(data: bytes, pos: int, end: int, named: bool, depth: int) -> None:
     while pos < end:
         if named:
             pos += 1 + data[pos]
-        size = fixed.get(data[pos])
-        # Whatever reads past the end moves past it too, so one comparison after the loop finds it.
-        pos = _skip(data, pos, end, depth) if size is None else pos + 1 + size
+        letter = data[pos]
+        if letter == _STRING:
+            pos += 5 + U32.unpack_from(data, pos + 1)[0]
+        elif letter in fixed:
+            pos += 1 + fixed[letter]
+        else:
+            pos = _skip(data, pos, end, depth)
+    # Whatever read past the end moved past it too, so this one comparison finds it.
     if pos != end:
         raise _truncated()
 
