@@ -73,7 +73,7 @@ def _newest(storage: Storage, path: str) -> tuple[int, Checkpoint, int] | None:
 class CheckpointFile:
     """The writer's side. The folder must be synced once after `create`."""
 
-    __slots__ = ("_anchored", "_file", "_loose_slot", "_sequence", "_storage", "path", "value")
+    __slots__ = ("_anchored", "_file", "_loose_slot", "_sequence", "_storage", "path", "synced", "value")
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage = storage
@@ -86,6 +86,8 @@ class CheckpointFile:
         self._loose_slot = 0 if found is None else 1 - found[2]
         # What was read may have been left in the page cache by a process that crashed.
         self._anchored = False
+        # The newest state that survives a loss of power.
+        self.synced: Checkpoint | None = None
 
     def create(self, value: Checkpoint) -> None:
         self._file = self._storage.open(self.path, create=True)
@@ -94,14 +96,21 @@ class CheckpointFile:
 
     def write(self, value: Checkpoint, *, sync: bool) -> None:
         """Unsynced writes go to the same slot again and again; a synced one turns to the other slot."""
+        file = self.anchor()
+        self._sequence += 1
+        file.write(self._loose_slot * _SLOT_BYTES, [_encode(self._sequence, value)])
+        self.value = value
+        if sync:
+            file.sync()
+            self._loose_slot = 1 - self._loose_slot
+            self.synced = value
+
+    def anchor(self) -> File:
+        """Make what was read at the start safe, before anything is built on it."""
         if self._file is None:
             self._file = self._storage.open(self.path)
         if not self._anchored:
             self._file.sync()
             self._anchored = True
-        self._sequence += 1
-        self._file.write(self._loose_slot * _SLOT_BYTES, [_encode(self._sequence, value)])
-        if sync:
-            self._file.sync()
-            self._loose_slot = 1 - self._loose_slot
-        self.value = value
+            self.synced = self.value
+        return self._file

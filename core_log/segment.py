@@ -168,12 +168,12 @@ class Segment:
 
     def headers(self, position: int = SEGMENT_HEAD_SIZE) -> Iterator[tuple[int, BatchHeader]]:
         """Every batch's header from this position to the segment's end, hopping over the rest."""
+        if self.base_offset == self.end_offset or position == self.end_position:
+            return
         window = b""
         start = position
         expected: int | None = None
         while expected is None or expected < self.end_offset:
-            if expected is None and position == self.end_position:
-                return
             header = maybe_header(window, position - start, self.salt)
             if header is None:
                 window = self.file.read(position, _WINDOW)

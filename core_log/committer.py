@@ -1,0 +1,127 @@
+"""Decides "confirmed": one sync for all who wait, then the tickets. Driver.
+
+Group commit: whatever was appended while the last sync ran is the next group. Only this file lets a log's synced
+end move, so a confirm, a PUBACK and a 200 mean one and the same thing (P10). A sync that fails poisons the
+directory: nothing of its group is ever acknowledged, `run` raises, and the process is expected to stop (D6).
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import trio
+
+from headrace.core_log.config import DirectoryConfig
+from headrace.core_log.env import Env
+from headrace.core_log.errors import DiskFull
+from headrace.core_log.journal import CommitJournal
+from headrace.core_log.log import PartitionLog, SyncJob
+
+# How long a full disk is left alone before the same batches are tried again.
+FULL_DISK_PAUSE_S = 1.0
+
+
+class Committer:
+    """One for a data directory. `urgent` and `lazy` are called on the loop, by whoever appended."""
+
+    def __init__(self, env: Env, journal: CommitJournal, config: DirectoryConfig) -> None:
+        self._env = env
+        self._journal = journal
+        self._config = config
+        self._urgent: dict[PartitionLog, None] = {}
+        self._lazy: dict[PartitionLog, None] = {}
+        self._wake = trio.Event()
+        self._lazy_wake = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self.group_count = 0
+        self.journalled_count = 0
+        self.disk_full = False
+
+    def urgent(self, log: PartitionLog) -> None:
+        """Somebody waits for these records: commit as soon as the sync under way is done."""
+        if log.config.durability == "sync":
+            if not self._urgent:
+                self._wake.set()
+            self._urgent[log] = None
+        else:
+            self.lazy(log)
+
+    def lazy(self, log: PartitionLog) -> None:
+        """Nobody waits (transient records), or the stream promises less than a sync: at the next interval."""
+        if not self._lazy:
+            self._lazy_wake.set()
+        self._lazy[log] = None
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_lazy)
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                group = list(self._urgent)
+                self._urgent = {}
+                self._idle = trio.Event()
+                try:
+                    await self.commit(group)
+                finally:
+                    self._idle.set()
+
+    async def _run_lazy(self) -> None:
+        while True:
+            await self._lazy_wake.wait()
+            # What is due by the interval joins the next group; `os` streams are only written.
+            await self._env.clock.sleep(self._config.interval_ms / 1000)
+            self._lazy_wake = trio.Event()
+            logs, self._lazy = list(self._lazy), {}
+            for log in logs:
+                with suppress(DiskFull):
+                    log.seal()
+                log.advance()
+                if log.config.durability != "os" or log.needs_checkpoint:
+                    self._urgent[log] = None
+            if self._urgent:
+                self._wake.set()
+
+    async def flush(self) -> None:
+        """Everything appended so far is safe when this returns."""
+        while self._urgent or self._lazy or not self._idle.is_set():
+            self._urgent.update(self._lazy)
+            self._lazy = {}
+            if self._urgent:
+                self._wake.set()
+            await self._idle.wait()
+            await trio.lowlevel.checkpoint()
+
+    async def commit(self, logs: Sequence[PartitionLog]) -> None:
+        """Seal, write, sync and acknowledge one group."""
+        jobs: list[SyncJob] = []
+        for log in logs:
+            try:
+                log.seal()
+            except DiskFull:
+                # Nothing of the batch counts yet and nothing is lost: its publishers wait.
+                self.disk_full = True
+                self._urgent[log] = None
+            job = log.begin_sync()
+            if job is not None:
+                jobs.append(job)
+        if jobs:
+            await self._env.worker.run(lambda: self._sync(jobs))
+            self.group_count += 1
+            for job in jobs:
+                job.log.finish_sync(job)
+        if self.disk_full:
+            await self._env.clock.sleep(FULL_DISK_PAUSE_S)
+            self.disk_full = False
+        if self._urgent:
+            self._wake.set()
+
+    def _sync(self, jobs: Sequence[SyncJob]) -> None:
+        """In the worker: one or two dirty files are synced as they are, more go through the journal (K4)."""
+        files = sum(len(job.segments) for job in jobs)
+        journalled = files >= self._config.journal_from_files
+        if journalled:
+            self._journal.commit(jobs)
+            self.journalled_count += 1
+        for job in jobs:
+            job.log.run_sync(job, journalled=journalled)

@@ -1,0 +1,290 @@
+"""All streams of a data directory: open, create, retire, keep in order. Driver.
+
+    streams/<uuid>/stream.json          name, kind, settings: readable without the broker
+    streams/<uuid>/<partition>/         a PartitionLog
+    trash/<uuid>.<ms>/                  a deleted stream, kept for a day (E8)
+    journal, recycled/                  see journal.py, pool.py
+
+The directory's lock, identity and clean-shutdown marker are the node's (headrace/node.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+import trio
+
+from headrace.core_log.committer import Committer
+from headrace.core_log.compaction import compact
+from headrace.core_log.config import DirectoryConfig, LogConfig
+from headrace.core_log.env import Env
+from headrace.core_log.errors import Refused, UnknownFormat
+from headrace.core_log.ids import StreamId
+from headrace.core_log.journal import CommitJournal, replay
+from headrace.core_log.key_index import KeyIndex
+from headrace.core_log.log import PartitionLog, Shared
+from headrace.core_log.pool import SegmentPool
+from headrace.core_log.storage.contract import Storage
+from headrace.core_log.tail import TailCache
+
+STREAMS = "streams"
+TRASH = "trash"
+SPEC = "stream.json"
+FORMAT = 1
+MAINTENANCE_S = 1.0
+
+
+class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What stream.json says. `kind`: exchange | queue | topic | internal."""
+
+    id: UUID
+    name: str
+    kind: str
+    partition_count: int = 1
+    vhost: str = "/"
+    created_us: int = 0
+    config: LogConfig = LogConfig()
+    format: int = FORMAT
+
+
+@dataclass(slots=True)
+class Stream:
+    spec: StreamSpec
+    partitions: list[PartitionLog]
+
+
+# The lowest offset that somebody still needs of a partition, or None: nobody does (R1, R4).
+PinnedFrom = Callable[[PartitionLog], int | None]
+
+
+def folder_of(stream_id: UUID, partition: int | None = None) -> str:
+    folder = f"{STREAMS}/{stream_id}"
+    return folder if partition is None else f"{folder}/{partition}"
+
+
+def read_spec(storage: Storage, stream_id: str) -> StreamSpec:
+    """What is known of a stream, without opening it. Raises UnknownFormat for what this release cannot read."""
+    path = f"{STREAMS}/{stream_id}/{SPEC}"
+    data = storage.read_file(path)
+    try:
+        spec = msgspec.json.decode(data, type=StreamSpec)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UnknownFormat(f"{path}: {error}") from error
+    if spec.format != FORMAT:
+        raise UnknownFormat(f"{path}: format {spec.format} is not known to this release")
+    return spec
+
+
+def list_streams(storage: Storage) -> list[StreamSpec]:
+    if not storage.exists(STREAMS):
+        return []
+    # A folder without its stream.json was never finished, and nothing in it was ever acknowledged.
+    names = [name for name in storage.list(STREAMS) if storage.exists(f"{STREAMS}/{name}/{SPEC}")]
+    return [read_spec(storage, name) for name in names]
+
+
+class LogDirectory:
+    def __init__(self, env: Env, config: DirectoryConfig) -> None:
+        """Not for callers: `await LogDirectory.open(...)`."""
+        self.env = env
+        self.config = config
+        self.streams: dict[UUID, Stream] = {}
+        self.replayed_count = 0
+        self.pinned_from: PinnedFrom = lambda log: None
+        self._shared = Shared(
+            storage=env.storage,
+            clock=env.clock,
+            ids=env.ids,
+            tails=TailCache(config.tail_cache_bytes_max),
+            pool=SegmentPool(env.storage, config.recycled_count_max),
+            indexed_max=config.index_cache_count_max,
+        )
+        self._journal = CommitJournal(env.storage, env.ids, config.journal_bytes_max)
+        self.committer = Committer(env, self._journal, config)
+
+    @classmethod
+    async def open(cls, env: Env, config: DirectoryConfig, *, clean: bool) -> "LogDirectory":
+        """Open every stream. Not clean: replay the commit journal, then find each log's end.
+
+        Raises CorruptLog when committed records cannot be read back; `headrace log repair` is the way out.
+        """
+        return await env.worker.run(lambda: cls.open_now(env, config, clean=clean))
+
+    @classmethod
+    def open_now(cls, env: Env, config: DirectoryConfig, *, clean: bool) -> "LogDirectory":
+        """The same, in this thread."""
+        storage = env.storage
+        for folder in (STREAMS, TRASH):
+            storage.make_dir(folder)
+        directory = cls(env, config)
+        specs = list_streams(storage)
+        if not clean:
+            known = {spec.id: spec for spec in specs}
+
+            def place(stream_id: UUID, partition: int) -> str | None:
+                spec = known.get(stream_id)
+                return folder_of(stream_id, partition) if spec and partition < spec.partition_count else None
+
+            directory.replayed_count = replay(storage, place)
+        for spec in specs:
+            directory.streams[spec.id] = Stream(
+                spec,
+                [
+                    PartitionLog.open(
+                        directory._shared,
+                        folder_of(spec.id, partition),
+                        StreamId(spec.id),
+                        partition,
+                        spec.config,
+                        clean=clean,
+                    )
+                    for partition in range(spec.partition_count)
+                ],
+            )
+        storage.sync_dir("")
+        return directory
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    async def create_stream(
+        self, name: str, *, kind: str, vhost: str = "/", partition_count: int = 1, config: LogConfig | None = None
+    ) -> Stream:
+        """A new, empty stream; it is on the disk when this returns."""
+        if partition_count < 1:
+            raise Refused(f"a stream has at least one partition, not {partition_count}")
+        spec = StreamSpec(
+            id=self.env.ids.uuid(),
+            name=name,
+            kind=kind,
+            vhost=vhost,
+            partition_count=partition_count,
+            created_us=self.env.clock.wall_us(),
+            config=config or LogConfig(),
+        )
+        stream = await self.env.worker.run(lambda: self.create_now(spec))
+        self.streams[spec.id] = stream
+        return stream
+
+    def create_now(self, spec: StreamSpec) -> Stream:
+        storage = self.env.storage
+        partitions = self._create_partitions(spec, 0)
+        # The spec comes last: a folder without one does not count as a stream.
+        storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
+        storage.sync_dir(folder_of(spec.id))
+        storage.sync_dir(STREAMS)
+        return Stream(spec, partitions)
+
+    def _create_partitions(self, spec: StreamSpec, first: int) -> list[PartitionLog]:
+        return [
+            PartitionLog.create(self._shared, folder_of(spec.id, partition), StreamId(spec.id), partition, spec.config)
+            for partition in range(first, spec.partition_count)
+        ]
+
+    async def grow_stream(self, stream: Stream, partition_count: int) -> None:
+        """Add partitions; those that exist stay as they are."""
+        if partition_count < stream.spec.partition_count:
+            raise Refused(
+                f"stream {stream.spec.name!r} has {stream.spec.partition_count} partitions and cannot shrink "
+                f"to {partition_count}"
+            )
+        spec = msgspec.structs.replace(stream.spec, partition_count=partition_count)
+
+        def grow() -> list[PartitionLog]:
+            added = self._create_partitions(spec, stream.spec.partition_count)
+            self.env.storage.sync_dir(folder_of(spec.id))
+            self.env.storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
+            return added
+
+        added = await self.env.worker.run(grow)
+        stream.partitions += added
+        stream.spec = spec
+
+    async def configure_stream(self, stream: Stream, config: LogConfig) -> None:
+        """Other settings from now on; what is written stays as it was written."""
+        spec = msgspec.structs.replace(stream.spec, config=config)
+        path = f"{folder_of(spec.id)}/{SPEC}"
+        await self.env.worker.run(lambda: self.env.storage.replace_file(path, _encode(spec)))
+        stream.spec = spec
+        for log in stream.partitions:
+            log.config = config
+
+    async def delete_stream(self, stream: Stream) -> None:
+        """Take a stream out of service; its files lie in the trash for a day."""
+        await self.committer.flush()
+        del self.streams[stream.spec.id]
+        when_ms = self.env.clock.wall_us() // 1000
+        source, target = folder_of(stream.spec.id), f"{TRASH}/{stream.spec.id}.{when_ms}"
+
+        def move() -> None:
+            self.env.storage.rename(source, target)
+            self.env.storage.sync_dir(STREAMS)
+            self.env.storage.sync_dir(TRASH)
+
+        await self.env.worker.run(move)
+
+    # -- keeping in order ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Commit and maintain until cancelled. Raises when the disk can no longer be trusted."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.committer.run)
+            nursery.start_soon(self._maintain)
+
+    async def _maintain(self) -> None:
+        while True:
+            await self.env.clock.sleep(MAINTENANCE_S)
+            await self.maintain()
+
+    async def maintain(self) -> None:
+        """One round: retention, watermarks for offline readers, files to recycle, key indexes, compaction, trash."""
+        now_us = self.env.clock.wall_us()
+        for stream in list(self.streams.values()):
+            for log in stream.partitions:
+                log.note_watermark()
+                if len(log.segments) < 2:
+                    continue
+                pinned = self.pinned_from(log)
+                before = log.log_start
+                if log.delete_before(log.expired(now_us, pinned)) > before:
+                    self.committer.urgent(log)
+                log.recycle(now_us // 1000 - self.config.removal_delay_ms)
+                for segment in log.segments[:-1]:
+                    if segment.end_offset <= log.synced_end and not KeyIndex.exists(self.env.storage, segment):
+                        await self.env.worker.run(lambda one=segment: KeyIndex.build(self.env.storage, one))  # type: ignore[misc]
+                if stream.spec.config.cleanup == "compact":
+                    await compact(self.env, log)
+        await self.env.worker.run(lambda: self._empty_trash(now_us // 1000 - self.config.trash_ms))
+
+    def _empty_trash(self, before_ms: int) -> None:
+        storage = self.env.storage
+        for name in storage.list(TRASH):
+            if int(name.rsplit(".", 1)[1]) <= before_ms:
+                _remove_tree(storage, f"{TRASH}/{name}")
+
+    async def close(self) -> None:
+        """Everything is safe and the next start need not scan. The committer must still be running, or be idle."""
+        await self.committer.flush()
+        await self.env.worker.run(self.close_now)
+
+    def close_now(self) -> None:
+        self._journal.settle()
+        for stream in self.streams.values():
+            for log in stream.partitions:
+                log.close()
+
+
+def _encode(spec: StreamSpec) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(spec)) + b"\n"
+
+
+def _remove_tree(storage: Storage, path: str) -> None:
+    for name in storage.list(path):
+        child = f"{path}/{name}"
+        try:
+            storage.list(child)
+        except FileNotFoundError:
+            storage.remove(child)
+        else:
+            _remove_tree(storage, child)
+    storage.remove_dir(path)

@@ -1,0 +1,152 @@
+"""The commit journal: one file to sync when many segments are dirty. Format and machine over a storage file.
+
+A group commit over more than a few files writes the same bytes here, one entry for each written batch, and syncs
+only this file (K4). After a crash the entries are written to their segments again before any log is opened.
+When the journal is full, the segments it speaks of are synced and it starts over with a new salt.
+
+    head   | magic "HRjourn1" | salt u64 | hash u64 |                                                 (64 bytes)
+    entry  | magic "HRj1" | size u32 | salt u64 | hash u64 | stream id 16 B | partition u32 | zero u32 |
+           | segment base u64 | segment salt u64 | position u64 | the batch's bytes |
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from uuid import UUID
+
+import xxhash
+
+from headrace.core_log.env import Ids
+from headrace.core_log.format import SEGMENT_HEAD_SIZE, maybe_segment_head
+from headrace.core_log.log import SyncJob
+from headrace.core_log.segment import Segment, stem_of
+from headrace.core_log.storage.contract import File, Storage
+
+PATH = "journal"
+_HEAD_MAGIC = b"HRjourn1"
+_HEAD = struct.Struct("<8sQQ")
+_HEAD_SIZE = 64
+_ENTRY_MAGIC = b"HRj1"
+_PREFIX = struct.Struct("<4sIQQ")
+_PLACE = struct.Struct("<16sIIQQQ")
+_ENTRY_HEAD_SIZE = _PREFIX.size + _PLACE.size
+_ZEROS = bytes(1024 * 1024)
+
+# Where a partition's folder is, by stream and partition; None when it is no longer there.
+FolderOf = Callable[[UUID, int], str | None]
+
+
+class CommitJournal:
+    """The writer's side. Called from the worker that syncs, never from two threads at once."""
+
+    __slots__ = ("_bytes_max", "_end", "_file", "_ids", "_salt", "_storage", "_unsynced")
+
+    def __init__(self, storage: Storage, ids: Ids, bytes_max: int) -> None:
+        self._storage = storage
+        self._ids = ids
+        self._bytes_max = bytes_max
+        self._file: File | None = None
+        self._salt = 0
+        self._end = _HEAD_SIZE
+        # Segments that only the journal keeps safe.
+        self._unsynced: dict[str, Segment] = {}
+
+    def commit(self, jobs: Sequence[SyncJob]) -> None:
+        """Make every job's writes safe with one sync."""
+        buffers: list[bytes] = []
+        size = 0
+        salt = self._salt
+        for job in jobs:
+            for segment, position, data in job.writes:
+                place = _PLACE.pack(
+                    job.log.stream_id.bytes, job.log.partition, 0, segment.base_offset, segment.salt, position
+                )
+                hasher = xxhash.xxh3_64(place)
+                for buffer in data:
+                    hasher.update(buffer)
+                entry = _ENTRY_HEAD_SIZE + sum(map(len, data))
+                buffers.append(_PREFIX.pack(_ENTRY_MAGIC, entry, salt, hasher.intdigest()) + place)
+                buffers.extend(data)
+                size += entry
+        if self._file is None or self._end + size > self._bytes_max:
+            self._begin(size)
+            return self.commit(jobs)
+        self._file.write(self._end, buffers)
+        self._file.sync()
+        self._end += size
+        for job in jobs:
+            for segment in job.segments:
+                self._unsynced[segment.stem] = segment
+        return None
+
+    def settle(self) -> None:
+        """Sync every segment that leans on the journal; nothing in it is needed afterwards."""
+        for segment in self._unsynced.values():
+            # A segment that was removed meanwhile needs nothing.
+            with suppress(FileNotFoundError):
+                segment.file.sync()
+        self._unsynced.clear()
+
+    def _begin(self, needed: int) -> None:
+        """Start over, with room for at least this many bytes of entries."""
+        self.settle()
+        if self._file is None:
+            fresh = not self._storage.exists(PATH)
+            self._file = self._storage.open(PATH, create=fresh)
+        size = self._file.size()
+        self._bytes_max = max(self._bytes_max, _HEAD_SIZE + needed)
+        while size < self._bytes_max:
+            step = min(len(_ZEROS), self._bytes_max - size)
+            self._file.write(size, [_ZEROS[:step]])
+            size += step
+        self._salt = self._ids.salt()
+        self._file.write(0, [_encode_head(self._salt)])
+        self._file.sync()
+        self._storage.sync_dir("")
+        self._end = _HEAD_SIZE
+
+
+def _encode_head(salt: int) -> bytes:
+    packed = _HEAD.pack(_HEAD_MAGIC, salt, 0)[:-8]
+    return (packed + struct.pack("<Q", xxhash.xxh3_64_intdigest(packed))).ljust(_HEAD_SIZE, b"\0")
+
+
+def replay(storage: Storage, folder_of: FolderOf) -> int:
+    """After a crash: put the journal's entries back into their segments and sync those. Returns how many.
+
+    Every entry up to the first one that is not whole was written before it; entries of segments that have been
+    removed or recycled since (another salt) are passed over.
+    """
+    try:
+        data = storage.read_file(PATH)
+    except FileNotFoundError:
+        return 0
+    if len(data) < _HEAD_SIZE or data[:8] != _HEAD_MAGIC:
+        return 0
+    _magic, salt, digest = _HEAD.unpack_from(data)
+    if digest != xxhash.xxh3_64_intdigest(data[: _HEAD.size - 8]):
+        return 0
+    view = memoryview(data)
+    at = _HEAD_SIZE
+    count = 0
+    touched: dict[str, File] = {}
+    while at + _ENTRY_HEAD_SIZE <= len(data):
+        magic, size, entry_salt, digest = _PREFIX.unpack_from(data, at)
+        if magic != _ENTRY_MAGIC or entry_salt != salt or not _ENTRY_HEAD_SIZE <= size <= len(data) - at:
+            break
+        if digest != xxhash.xxh3_64_intdigest(view[at + _PREFIX.size : at + size]):
+            break
+        stream, partition, _zero, base, segment_salt, position = _PLACE.unpack_from(data, at + _PREFIX.size)
+        folder = folder_of(UUID(bytes=stream), partition)
+        path = "" if folder is None else stem_of(folder, base) + ".log"
+        if path and storage.exists(path):
+            file = touched.get(path) or storage.open(path)
+            head = maybe_segment_head(file.read(0, SEGMENT_HEAD_SIZE))
+            if head is not None and head.salt == segment_salt:
+                file.write(position, [view[at + _ENTRY_HEAD_SIZE : at + size]])
+                touched[path] = file
+                count += 1
+        at += size
+    for file in touched.values():
+        file.sync()
+    return count

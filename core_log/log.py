@@ -1,0 +1,1024 @@
+"""A partition: a chain of segments that only grows at its end. Machine over the storage contract.
+
+Records gather in one open batch (K5); `seal` writes it to the active segment; a commit (committer.py) syncs and
+then tells the log through `finish_sync` how far it is safe. Offsets are issued once: before an offset may be
+seen, a ceiling above it stands on the disk, and a log that was not closed cleanly goes on at that ceiling, in a
+new epoch, behind a typed gap (K3).
+
+Invariants: log_start <= synced_end <= written_end <= end; high_watermark <= written_end; batches are contiguous
+(each begins at the offset where the one before ends) and epochs never fall.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.core_log.checkpoint import Checkpoint, CheckpointFile
+from headrace.core_log.config import LogConfig
+from headrace.core_log.env import Clock, Ids
+from headrace.core_log.epochs import EpochHistory
+from headrace.core_log.errors import CorruptLog, OffsetOutOfRange, Refused, UnknownFormat
+from headrace.core_log.format import (
+    FLAG_GAP,
+    HEADER_SIZE,
+    SEGMENT_HEAD_SIZE,
+    BatchHeader,
+    Body,
+    SegmentHead,
+    decode,
+    encode,
+    is_whole,
+    maybe_header,
+    maybe_segment_head,
+    stamp,
+    summary_of,
+)
+from headrace.core_log.ids import Offset, StreamId
+from headrace.core_log.pool import SegmentPool
+from headrace.core_log.producers import ProducerTable
+from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
+from headrace.core_log.segment import Segment
+from headrace.core_log.storage.contract import Storage
+from headrace.core_log.summary import may_hold
+from headrace.core_log.tail import Tail, TailCache
+
+CHECKPOINT = "watermark"
+EPOCHS = "epochs"
+PRODUCERS = "producers"
+REMOVED = ".removed"
+READ_BYTES = 1024 * 1024
+# A batch is sealed before its dictionaries outgrow their 16-bit columns.
+DICTIONARY_MAX = 16_384
+HEADER_NAME_BYTES_MAX = 0xFFFF
+TAG_BYTES_MAX = 0xFFFF
+
+Done = Callable[[], None]
+
+
+class Run(NamedTuple):
+    """Records first..last-1 of a batch. A gap is a run without records whose batch says why."""
+
+    batch: RecordBatch
+    first: int
+    last: int
+
+
+class Appended(NamedTuple):
+    """Where records went: a run of the open batch, and the offset that a commit must pass for them."""
+
+    run: Run | None
+    next_offset: Offset
+
+
+class RawSlice(NamedTuple):
+    """Whole batches as they are stored, for sendfile and ranged downloads."""
+
+    segment: Segment
+    position: int
+    length: int
+    first_offset: int
+    next_offset: int
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the partitions of one directory have in common."""
+
+    storage: Storage
+    clock: Clock
+    ids: Ids
+    tails: TailCache
+    pool: SegmentPool
+    # Sealed segments whose indexes are in memory, least recently used first.
+    indexed: dict[str, Segment] = field(default_factory=dict)
+    indexed_max: int = 256
+    leader_id: int = 0
+
+    def touch(self, segment: Segment) -> None:
+        self.indexed.pop(segment.stem, None)
+        self.indexed[segment.stem] = segment
+        if len(self.indexed) > self.indexed_max:
+            oldest = next(iter(self.indexed))
+            self.indexed.pop(oldest).index = None
+
+
+@dataclass(slots=True)
+class SyncJob:
+    """What one commit must make safe for one partition. Made and finished on the loop, carried out elsewhere."""
+
+    log: "PartitionLog"
+    end_offset: int
+    segments: list[Segment]
+    folder: str | None
+    writes: list[tuple[Segment, int, list[bytes]]]
+    checkpoint: Checkpoint | None
+    # Small files that may follow once the data is safe.
+    files: list[tuple[str, bytes]]
+
+
+class PartitionLog:
+    def __init__(self, shared: Shared, folder: str, stream_id: StreamId, partition: int, config: LogConfig) -> None:
+        """Not for callers: `create` or `open`."""
+        self.shared = shared
+        self.folder = folder
+        self.stream_id = stream_id
+        self.partition = partition
+        self.config = config
+        self.log_start = Offset(0)
+        self.written_end = Offset(0)
+        self.synced_end = Offset(0)
+        self.high_watermark = Offset(0)
+        self.epoch = 1
+        self.leader_id = shared.leader_id
+        # Sealed segments below this offset hold each key once (compaction.py).
+        self.compacted_to = 0
+        self.advanced: list[Callable[[PartitionLog], None]] = []
+        self._segments: list[Segment] = []
+        self._open: RecordBatch | None = None
+        self._tail: Tail = deque()
+        self._waiting: deque[tuple[int, Done]] = deque()
+        self._checkpoint = CheckpointFile(shared.storage, f"{folder}/{CHECKPOINT}")
+        # Offsets below it may be shown to anybody: the promise not to issue them again is on the disk.
+        self._ceiling = 0
+        self._epochs: EpochHistory | None = None
+        self._producers: ProducerTable | None = None
+        self._dirty: dict[int, Segment] = {}
+        self._folder_dirty = False
+        self._writes: list[tuple[Segment, int, list[bytes]]] = []
+        self._files: dict[str, bytes] = {}
+        self._rolled = False
+        self._start_moved = False
+        self._syncing = False
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls, shared: Shared, folder: str, stream_id: StreamId, partition: int, config: LogConfig
+    ) -> "PartitionLog":
+        """A new, empty partition. Its first segment is born with its first record."""
+        shared.storage.make_dir(folder)
+        log = cls(shared, folder, stream_id, partition, config)
+        log._checkpoint.create(log._checkpoint_at(0, SEGMENT_HEAD_SIZE, ceiling=0))
+        shared.storage.sync_dir(folder)
+        return log
+
+    @classmethod
+    def open(
+        cls, shared: Shared, folder: str, stream_id: StreamId, partition: int, config: LogConfig, *, clean: bool
+    ) -> "PartitionLog":
+        """An existing partition. `clean`: the directory was closed in good order, so nothing is scanned.
+
+        Raises CorruptLog (with file, position and offset) when committed records cannot be read back.
+        """
+        log = cls(shared, folder, stream_id, partition, config)
+        storage = shared.storage
+        names = storage.list(folder)
+        for name in names:
+            if name.endswith((".compacting", ".temp")):
+                storage.remove(f"{folder}/{name}")
+        bases = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
+        ends = [*bases[1:], bases[-1]] if bases else []
+        log._segments = [Segment(storage, folder, base, end) for base, end in zip(bases, ends, strict=True)]
+        found = log._checkpoint.value
+        if clean and found is not None and found.offset == found.ceiling and log._fits(found):
+            log._resume(found)
+        else:
+            log._recover(found)
+        return log
+
+    def _fits(self, checkpoint: Checkpoint) -> bool:
+        """The checkpoint speaks of the last segment (or of a log that has none)."""
+        if not self._segments:
+            return checkpoint.offset == checkpoint.log_start
+        return self._segments[-1].base_offset == checkpoint.segment_base
+
+    def _resume(self, found: Checkpoint) -> None:
+        self._set_end(found.offset)
+        self.log_start = Offset(found.log_start)
+        self.epoch = found.epoch
+        self._ceiling = found.ceiling
+        if self._segments:
+            self._segments[-1].end_offset = found.offset
+            self._segments[-1].end_position = found.position
+
+    def _set_end(self, offset: int) -> None:
+        self.written_end = self.synced_end = self.high_watermark = Offset(offset)
+
+    @property
+    def end(self) -> Offset:
+        """The offset the next record gets."""
+        return self.written_end if self._open is None else self._open.next_offset
+
+    @property
+    def early_end(self) -> Offset:
+        """How far a work queue on a one-replica stream may look before the commit (K3)."""
+        return Offset(min(self.end, max(self._ceiling, self.high_watermark)))
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of log held, as stored."""
+        return sum(self._size_of(segment) for segment in self._segments)
+
+    def _size_of(self, segment: Segment) -> int:
+        return segment.end_position if segment.end_position >= 0 else segment.file.size()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(self._segments)
+
+    def close(self) -> None:
+        """Everything written is safe and the next open need not scan. Call on no log that failed."""
+        self.seal()
+        job = self.begin_sync()
+        if job is not None:
+            self.run_sync(job)
+            self.finish_sync(job)
+        if self._segments and self._segments[-1].index is not None:
+            self._segments[-1].save_index()
+        if self._producers is not None:
+            self._producers.next_offset = self.written_end
+            self.shared.storage.replace_file(
+                f"{self.folder}/{PRODUCERS}", self._producers.encode(self.shared.clock.wall_us())
+            )
+        if self._checkpoint.value is None or self._checkpoint.value != self._checkpoint_now(self.written_end):
+            self._checkpoint.write(self._checkpoint_now(self.written_end), sync=True)
+        self._ceiling = self.written_end
+        self._tail.clear()
+
+    def _checkpoint_now(self, ceiling: int) -> Checkpoint:
+        """The log's synced end as a checkpoint."""
+        position = base = 0
+        for segment in reversed(self._segments):
+            if segment.base_offset <= self.synced_end:
+                base = segment.base_offset
+                position = segment.end_position
+                break
+        return self._checkpoint_at(base, position, ceiling=ceiling)
+
+    def _checkpoint_at(self, segment_base: int, position: int, *, ceiling: int) -> Checkpoint:
+        return Checkpoint(self.log_start, segment_base, self.synced_end, position, ceiling, self.epoch, self.leader_id)
+
+    # -- recovery -----------------------------------------------------------------------------------------------
+
+    def _recover(self, found: Checkpoint | None) -> None:
+        """After a crash: find the end, cut a torn tail, refuse to cut what was committed, go on above the ceiling."""
+        stored = self._stored_epochs()
+        self._epochs = stored or EpochHistory()
+        known = Checkpoint(0, 0, 0, SEGMENT_HEAD_SIZE, 0, 1, 0) if found is None else found
+        if found is None and self._segments:
+            first = self._segments[0].base_offset
+            known = known._replace(log_start=first, segment_base=first, offset=first)
+        self.log_start = Offset(known.log_start)
+        self.epoch = max(known.epoch, 1)
+        cut = self._find_end(known)
+        if stored is None:
+            self._epochs = self._epochs_from_headers()
+        end = int(self.written_end)
+        self.log_start = Offset(max(self.log_start, min(self._segments[0].base_offset if self._segments else end, end)))
+        ceiling = known.ceiling if found is not None else (end + self.config.offsets_reserved if self._segments else 0)
+        if cut or ceiling > end:
+            self.epoch = max(self.epoch, self._epochs.latest.epoch) + 1
+            self._ceiling = ceiling
+            if ceiling > end:
+                self._write_gap(ceiling)
+            self._set_end(max(end, ceiling))
+        self._ceiling = self.written_end
+        if self._segments:
+            for segment in self._segments[-2:]:
+                segment.file.sync()
+            self.shared.storage.sync_dir(self.folder)
+        self.shared.storage.replace_file(f"{self.folder}/{EPOCHS}", self._epochs.encode())
+        self._dirty.clear()
+        self._writes.clear()
+        self._folder_dirty = False
+        value = self._checkpoint_now(self.written_end)
+        if found is None:
+            # Whatever is there is no checkpoint.
+            self.shared.storage.replace_file(f"{self.folder}/{CHECKPOINT}", b"")
+            self._checkpoint = CheckpointFile(self.shared.storage, f"{self.folder}/{CHECKPOINT}")
+        self._checkpoint.write(value, sync=True)
+        self.shared.storage.sync_dir(self.folder)
+
+    def _stored_epochs(self) -> EpochHistory | None:
+        try:
+            return EpochHistory.decode(self.shared.storage.read_file(f"{self.folder}/{EPOCHS}"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _epochs_from_headers(self) -> EpochHistory:
+        history = EpochHistory()
+        for segment in self._segments:
+            for _position, header in segment.headers():
+                history.note(header.leader_epoch, header.leader_id, header.base_offset)
+        return history
+
+    def _find_end(self, known: Checkpoint) -> bool:
+        """Scan from the checkpoint on; True if something was cut."""
+        segments = self._segments
+        place = next((at for at, one in enumerate(segments) if one.base_offset == known.segment_base), None)
+        if place is None:
+            if known.offset > known.log_start and known.offset > known.segment_base:
+                raise CorruptLog(
+                    f"{self.folder}/{known.segment_base:020d}.log", known.position, known.offset, "the segment is gone"
+                )
+            place = len([one for one in segments if one.base_offset < known.segment_base])
+        position, offset, epoch = known.position, known.offset, known.epoch
+        if place == len(segments) and place > 0:
+            # The checkpoint names a segment that was never durable; the one before it is complete up to there.
+            self._set_end(known.offset)
+            segments[-1].end_offset = known.offset
+            segments[-1].resume(self._end_position(segments[-1]), self.config.index_interval_bytes)
+            return False
+        cut = False
+        epochs = self._epochs
+        assert epochs is not None
+        last: Segment | None = None
+
+        def visit(_position: int, header: BatchHeader) -> None:
+            if epochs.latest.first_offset <= header.base_offset:
+                epochs.note(header.leader_epoch, header.leader_id, header.base_offset)
+
+        for at in range(place, len(segments)):
+            segment = segments[at]
+            if segment.base_offset != known.segment_base:
+                position = SEGMENT_HEAD_SIZE
+            if segment.base_offset > offset or not self._has_head(segment):
+                self._refuse_loss(segments[at:], last, position, min(offset, segment.base_offset), known.offset)
+                self._drop_tail(at)
+                cut = True
+                break
+            scan = segment.scan(position, offset, epoch, visit)
+            position, offset = scan.end_position, scan.end_offset
+            epoch = max(epoch, epochs.latest.epoch)
+            following = segments[at + 1].base_offset if at + 1 < len(segments) else None
+            segment.end_offset = offset
+            segment.end_position = position
+            last = segment
+            if scan.end_offset == following:
+                continue
+            if max(scan.claimed_durable, known.offset) > offset:
+                raise CorruptLog(segment.path, position, offset, "a committed batch is damaged or missing")
+            if following is not None:
+                self._refuse_loss(segments[at + 1 :], segment, position, offset, known.offset)
+                self._drop_tail(at + 1)
+            if not scan.reached_file_end:
+                cut = cut or following is not None or self._holds_something(segment, position)
+                segment.cut(position, offset)
+            break
+        if offset < known.offset:
+            raise CorruptLog(self.folder, position, offset, f"the log ends below the committed offset {known.offset}")
+        self._set_end(offset)
+        self.epoch = max(self.epoch, epoch)
+        if self._segments:
+            active = self._segments[-1]
+            active.end_offset = offset
+            active.resume(active.end_position, self.config.index_interval_bytes)
+        return cut
+
+    def _has_head(self, segment: Segment) -> bool:
+        return maybe_segment_head(segment.file.read(0, SEGMENT_HEAD_SIZE)) is not None
+
+    def _end_position(self, segment: Segment) -> int:
+        position = SEGMENT_HEAD_SIZE
+        for at, header in segment.headers():
+            position = at + header.size
+        return position
+
+    def _holds_something(self, segment: Segment, position: int) -> bool:
+        """Something other than zeros lies where a batch could begin."""
+        return any(segment.file.read(position, HEADER_SIZE))
+
+    def _refuse_loss(
+        self, beyond: Sequence[Segment], last: Segment | None, position: int, offset: int, committed: int
+    ) -> None:
+        """Segments behind the end are dropped only if nothing in them says that the end was passed by a commit."""
+        claimed = committed
+        for segment in beyond:
+            if not self._has_head(segment):
+                continue
+            for _at, header in segment.find_batches(SEGMENT_HEAD_SIZE, segment.file.size()):
+                claimed = max(claimed, header.durable_offset)
+        if claimed > offset:
+            path = self.folder if last is None else last.path
+            raise CorruptLog(path, position, offset, f"batches up to offset {claimed} were committed and are missing")
+
+    def _drop_tail(self, first: int) -> None:
+        """Remove segments that nothing committed lies in, the newest first."""
+        for segment in reversed(self._segments[first:]):
+            self._remove_files(segment)
+        del self._segments[first:]
+        self.shared.storage.sync_dir(self.folder)
+
+    def _remove_files(self, segment: Segment) -> None:
+        for suffix in (".log", ".index", ".timeindex", ".keys"):
+            if self.shared.storage.exists(segment.stem + suffix):
+                self.shared.storage.remove(segment.stem + suffix)
+
+    def _write_gap(self, next_offset: int) -> None:
+        """Offsets from the end up to here were promised and may have been seen: they are never issued again."""
+        while self.written_end < next_offset:
+            upto = min(next_offset, self.written_end + 0xFFFF_FFFF)
+            self._open = gap_batch(self.written_end, upto, self.epoch, Gap.UNCLEAN_START)
+            self.seal()
+
+    # -- appending ----------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        keys: Sequence[bytes],
+        properties: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        timestamp_us: int,
+        attributes: int = 0,
+        expiry_us: int = 0,
+        route_set: RouteSet = (),
+        origin: int = 0,
+        tags: tuple[str, ...] = (),
+        headers: Sequence[Headers] | None = None,
+        byte_count: int | None = None,
+    ) -> Appended:
+        """Gather records that share everything but key, properties, value and headers. Nothing is written yet.
+
+        Raises DiskFull (nothing was taken) when an earlier batch finds no room.
+        """
+        batch = self._open
+        if batch is None or batch.producer is not None or self._is_full(batch):
+            self.seal()
+            batch = self._begin()
+        if tags or headers:
+            _check_sizes(tags, headers)
+        first = batch.add(
+            keys,
+            properties,
+            values,
+            timestamp_us=timestamp_us,
+            attributes=attributes,
+            expiry_us=expiry_us,
+            route_set=route_set,
+            origin=origin,
+            tags=tags,
+            headers=headers,
+            byte_count=byte_count,
+        )
+        return Appended(Run(batch, first, batch.count), batch.next_offset)
+
+    def append_once(
+        self,
+        producer: Producer,
+        keys: Sequence[bytes],
+        properties: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        dense: bool = False,
+        timestamp_us: int,
+        attributes: int = 0,
+        expiry_us: int = 0,
+        route_set: RouteSet = (),
+        origin: int = 0,
+        tags: tuple[str, ...] = (),
+        headers: Sequence[Headers] | None = None,
+    ) -> list[Appended]:
+        """Idempotent append: record i has sequence first_sequence + i; what was written before is not written again.
+
+        The last entry's next_offset is what a commit must pass before any of them is acknowledged. `dense` is
+        for outboxes, whose numbers have no gaps. Raises SequenceRefused and takes nothing when one of them may
+        not be acknowledged.
+        """
+        if tags or headers:
+            _check_sizes(tags, headers)
+        table = self._load_producers()
+        now_us = self.shared.clock.wall_us()
+        wanted = table.unseen(producer, len(values), dense=dense, now_us=now_us)
+        written = []
+        for first, end in wanted:
+            self.seal()
+            low, high = first - producer.first_sequence, end - producer.first_sequence
+            batch = self._begin(producer._replace(first_sequence=first))
+            batch.add(
+                keys[low:high],
+                properties[low:high],
+                values[low:high],
+                timestamp_us=timestamp_us,
+                attributes=attributes,
+                expiry_us=expiry_us,
+                route_set=route_set,
+                origin=origin,
+                tags=tags,
+                headers=None if headers is None else headers[low:high],
+            )
+            table.note(producer._replace(first_sequence=first), end - first, now_us)
+            written.append(Appended(Run(batch, 0, batch.count), batch.next_offset))
+        if not written:
+            # Seen before, perhaps a moment ago: acknowledged when everything so far is safe.
+            written.append(Appended(None, self.end))
+        return written
+
+    def _begin(self, producer: Producer | None = None) -> RecordBatch:
+        self._open = RecordBatch(self.written_end, self.epoch, producer)
+        return self._open
+
+    def _is_full(self, batch: RecordBatch) -> bool:
+        return (
+            batch.byte_count >= self.config.batch_bytes_max
+            or len(batch.route_sets) >= DICTIONARY_MAX
+            or len(batch.tag_sets) >= DICTIONARY_MAX
+        )
+
+    def seal(self) -> None:
+        """Write the open batch to the active segment. On DiskFull it stays open and nothing is lost."""
+        batch = self._open
+        if batch is None or batch.span == 0:
+            self._open = None
+            return
+        segment = self._active()
+        body = encode(batch, compress=self.config.compression, known_sets=segment.large_sets)
+        if not segment.is_empty and self._rolls(segment, body.size):
+            segment = self._roll(segment)
+            body = encode(batch, compress=self.config.compression)
+        self._write(segment, batch, body)
+        self._open = None
+        if batch.gap is None:
+            self.shared.tails.push(self._tail, batch)
+
+    def _write(self, segment: Segment, batch: RecordBatch, body: Body) -> None:
+        buffers = stamp(
+            body,
+            salt=segment.salt,
+            base_offset=batch.base_offset,
+            leader_epoch=self.epoch,
+            leader_id=self.leader_id,
+            durable_offset=self.synced_end,
+            first_of_segment=segment.is_empty,
+        )
+        epochs = self._load_epochs()
+        if epochs.note(self.epoch, self.leader_id, batch.base_offset):
+            self._files[f"{self.folder}/{EPOCHS}"] = epochs.encode()
+        newest = None if batch.gap is not None else body.max_timestamp
+        position = segment.append(buffers, body.size, batch.next_offset, newest)
+        for route_set, place in body.defined.items():
+            segment.large_sets[route_set] = RouteReference(batch.base_offset, place)
+        self.written_end = batch.next_offset
+        self._dirty[segment.base_offset] = segment
+        if self.config.durability != "os":
+            self._writes.append((segment, position, buffers))
+
+    def _active(self) -> Segment:
+        if not self._segments:
+            self._segments.append(self._new_segment())
+        segment = self._segments[-1]
+        if segment.index is None or segment.capacity < 0:
+            segment.resume(segment.end_position, self.config.index_interval_bytes)
+        return segment
+
+    def _rolls(self, segment: Segment, size: int) -> bool:
+        if segment.end_position + size > self.config.segment_bytes:
+            return True
+        age_us = self.shared.clock.wall_us() - segment.created_us
+        return bool(segment.created_us) and age_us > self.config.segment_ms_max * 1000
+
+    def _roll(self, full: Segment) -> Segment:
+        """Seal the active segment and begin the next one at the written end."""
+        full.save_index()
+        self.shared.touch(full)
+        table = self._load_producers()
+        table.next_offset = self.written_end
+        self._files[f"{self.folder}/{PRODUCERS}"] = table.encode(self.shared.clock.wall_us())
+        self._segments.append(self._new_segment())
+        self._rolled = True
+        return self._segments[-1]
+
+    def _new_segment(self) -> Segment:
+        shared = self.shared
+        size = self.config.segment_bytes
+        segment = Segment.create(
+            shared.storage,
+            self.folder,
+            SegmentHead(shared.ids.salt(), self.written_end, self.stream_id.bytes, self.partition),
+            interval=self.config.index_interval_bytes,
+            recycled=shared.pool.take(size // 2, size + size // 2) if self._segments else None,
+            now_us=shared.clock.wall_us(),
+        )
+        self._folder_dirty = True
+        self._dirty[segment.base_offset] = segment
+        return segment
+
+    def begin_epoch(self, epoch: int, leader_id: int) -> None:
+        """A new leader stint: what is appended from now on belongs to it."""
+        assert (epoch, leader_id) > (self.epoch, self.leader_id), "epochs only rise"
+        self.seal()
+        self.epoch, self.leader_id = epoch, leader_id
+
+    def _load_epochs(self) -> EpochHistory:
+        if self._epochs is None:
+            self._epochs = self._stored_epochs() or self._epochs_from_headers()
+        return self._epochs
+
+    @property
+    def epochs(self) -> EpochHistory:
+        return self._load_epochs()
+
+    def _load_producers(self) -> ProducerTable:
+        if self._producers is None:
+            table = ProducerTable(
+                expiry_us=self.config.producer_expiry_ms * 1000, count_max=self.config.producer_count_max
+            )
+            try:
+                table.restore(self.shared.storage.read_file(f"{self.folder}/{PRODUCERS}"))
+            except (FileNotFoundError, UnknownFormat):
+                table.next_offset = 0
+            # When it was used is not in the log (a record's time may be older): the expiry starts anew.
+            now_us = self.shared.clock.wall_us()
+            for header in self._headers_from(max(table.next_offset, self.log_start)):
+                producer = header.producer
+                if producer is not None:
+                    table.note(producer, header.record_count, now_us)
+            self._producers = table
+        return self._producers
+
+    def _headers_from(self, offset: int) -> Iterator[BatchHeader]:
+        for segment in self._segments:
+            if segment.end_offset <= offset:
+                continue
+            start = max(offset, segment.base_offset)
+            position = segment.locate(start, self.config.index_interval_bytes)
+            for _at, header in segment.headers(position):
+                yield header
+
+    # -- committing ---------------------------------------------------------------------------------------------
+
+    def when_committed(self, next_offset: int, done: Done) -> None:
+        """Call back once everything below this offset has the durability that the stream promises."""
+        if next_offset <= self.high_watermark:
+            done()
+        else:
+            assert not self._waiting or self._waiting[-1][0] <= next_offset, "tickets come in the order of appends"
+            self._waiting.append((next_offset, done))
+
+    @property
+    def needs_sync(self) -> bool:
+        return bool(self._dirty) or self._start_moved or self.synced_end < self.end
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """The ceiling, the log start or the active segment on the disk is out of date."""
+        low = self.end + self.config.offsets_reserved // 2 > self._ceiling
+        return self._rolled or self._start_moved or (low and bool(self._dirty))
+
+    def begin_sync(self) -> SyncJob | None:
+        """What must be made safe now, or None. Everything gathered must have been sealed before."""
+        assert not self._syncing, "one sync at a time"
+        if not self._dirty and not self._start_moved:
+            return None
+        ceiling = self._ceiling
+        checkpoint = None
+        if self.needs_checkpoint:
+            if self._dirty:
+                ceiling = max(ceiling, self.written_end + self.config.offsets_reserved)
+            active = self._segments[-1]
+            checkpoint = Checkpoint(
+                self.log_start,
+                active.base_offset,
+                self.written_end,
+                active.end_position,
+                ceiling,
+                self.epoch,
+                self.leader_id,
+            )
+        job = SyncJob(
+            log=self,
+            end_offset=self.written_end,
+            segments=list(self._dirty.values()),
+            folder=self.folder if self._folder_dirty else None,
+            writes=self._writes,
+            checkpoint=checkpoint,
+            files=list(self._files.items()),
+        )
+        self._dirty = {}
+        self._writes = []
+        self._files = {}
+        self._folder_dirty = False
+        self._rolled = False
+        self._start_moved = False
+        self._syncing = True
+        return job
+
+    def run_sync(self, job: SyncJob, *, journalled: bool = False) -> None:
+        """The blocking part, in any thread. `journalled`: the bytes are safe in the commit journal already."""
+        storage = self.shared.storage
+        if not journalled or job.folder is not None:
+            # A new segment's head is not in the journal, so its first commit syncs the file itself.
+            for segment in job.segments:
+                segment.file.sync()
+        if job.folder is not None:
+            storage.sync_dir(job.folder)
+        # These come first: recovery reads the log from the checkpoint on, and from nowhere before it.
+        for path, data in job.files:
+            storage.replace_file(path, data)
+        if job.checkpoint is not None:
+            self._checkpoint.write(job.checkpoint, sync=True)
+
+    def finish_sync(self, job: SyncJob) -> None:
+        """The job is done: what it covered is safe."""
+        self._syncing = False
+        assert job.end_offset >= self.synced_end
+        self.synced_end = Offset(job.end_offset)
+        if job.checkpoint is not None:
+            self._ceiling = job.checkpoint.ceiling
+        self.advance()
+        self._remove_below(self.log_start)
+
+    def advance(self) -> None:
+        """Move the high watermark as far as the stream's promise allows, and tell who waits."""
+        reached = self.synced_end
+        if self.config.durability != "sync":
+            # Less is promised, but no offset is shown that could be issued again.
+            reached = Offset(max(reached, min(self.written_end, self._ceiling)))
+        if reached <= self.high_watermark:
+            return
+        self.high_watermark = reached
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= reached:
+            waiting.popleft()[1]()
+        for tell in self.advanced:
+            tell(self)
+
+    def note_watermark(self) -> None:
+        """Let offline readers see how far the log is committed. Not synced: the checkpoint before still stands."""
+        value = self._checkpoint.value
+        if value is not None and value.offset != self.synced_end and not self._syncing and self._segments:
+            active = self._segments[-1]
+            if active.end_offset == self.synced_end:
+                self._checkpoint.write(self._checkpoint_now(max(self._ceiling, value.ceiling)), sync=False)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> list[Run]:
+        """Runs of records from an offset on, at least one batch and about bytes_max; empty at the end.
+
+        `end` (the high watermark unless said otherwise) is where the reader must stop. A gap comes as a run without
+        records. Raises OffsetOutOfRange below the log start or beyond the end.
+        """
+        end = int(self.high_watermark) if end is None else end
+        if offset < self.log_start or offset > end:
+            raise OffsetOutOfRange(offset, self.log_start, end)
+        runs: list[Run] = []
+        for batch in self._batches(offset, end, bytes_max):
+            last = batch.index_of(end)
+            runs.append(Run(batch, batch.index_of(offset), last))
+        return runs
+
+    def _batches(self, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
+        if offset >= end:
+            return []
+        oldest = self._tail[0].base_offset if self._tail else self.written_end
+        if offset < oldest:
+            return self._read_segment(offset, min(end, self.written_end), bytes_max)
+        found: list[RecordBatch] = []
+        taken = 0
+        if self._open is not None and self._open.base_offset < end:
+            found.append(self._open)
+        for batch in reversed(self._tail):
+            if found and batch.next_offset != found[-1].base_offset:
+                # A gap lies between; it is on the disk only.
+                break
+            if batch.next_offset <= offset:
+                break
+            if batch.base_offset < end:
+                found.append(batch)
+        found.reverse()
+        if not found or found[0].base_offset > offset:
+            return self._read_segment(offset, min(end, self.written_end), bytes_max)
+        for count, batch in enumerate(found, start=1):
+            taken += batch.byte_count
+            if taken >= bytes_max:
+                return found[:count]
+        return found
+
+    def _segment_of(self, offset: int) -> Segment:
+        low, high = 0, len(self._segments)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._segments[middle].base_offset <= offset:
+                low = middle
+            else:
+                high = middle
+        segment = self._segments[low]
+        if segment is not self._segments[-1]:
+            self.shared.touch(segment)
+        return segment
+
+    def _read_segment(self, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
+        segment = self._segment_of(offset)
+        position = segment.locate(offset, self.config.index_interval_bytes)
+        data = segment.file.read(position, max(bytes_max, HEADER_SIZE))
+        batches: list[RecordBatch] = []
+        at = 0
+        stop = min(end, segment.end_offset)
+        while True:
+            header = maybe_header(data, at, segment.salt)
+            if header is not None and at + header.size > len(data) and not batches:
+                data += segment.file.read(position + len(data), at + header.size - len(data))
+            if header is None or at + header.size > len(data):
+                if batches:
+                    return batches
+                raise CorruptLog(segment.path, position + at, offset, "no batch where one must be")
+            if not is_whole(data, at, header):
+                raise CorruptLog(segment.path, position + at, header.base_offset, "a batch fails its hash")
+            batch = decode(data, at, header)
+            self._resolve(segment, batch)
+            batches.append(batch)
+            at += header.size
+            if header.next_offset >= stop:
+                return batches
+
+    def batches_in(self, segment: Segment) -> Iterator[RecordBatch]:
+        """Every batch of one segment, checked and decoded."""
+        for position, header in segment.headers():
+            _header, data = segment.read_whole(position, header)
+            batch = decode(data, 0, header)
+            self._resolve(segment, batch)
+            yield batch
+
+    def _resolve(self, segment: Segment, batch: RecordBatch) -> None:
+        """Put large route sets in the place of references to them."""
+        for place, one in enumerate(batch.route_sets):
+            if isinstance(one, RouteReference):
+                position = segment.locate(one.base_offset, self.config.index_interval_bytes)
+                header, data = segment.read_whole(position)
+                found = decode(data, 0, header).route_sets[one.place]
+                assert not isinstance(found, RouteReference), "a reference leads to a set, not to another one"
+                batch.route_sets[place] = found
+
+    def scan(self, offset: int, hashes: Sequence[int], *, end: int | None = None) -> Iterator[RecordBatch]:
+        """Batches that may hold a record with one of these tag or key hashes; the others are not even read."""
+        end = int(self.high_watermark) if end is None else end
+        if offset < self.log_start or offset > end:
+            raise OffsetOutOfRange(offset, self.log_start, end)
+        while offset < min(end, self.written_end):
+            segment = self._segment_of(offset)
+            position = segment.locate(offset, self.config.index_interval_bytes)
+            for at, header, summary in _summaries(segment, position):
+                if header.base_offset >= end:
+                    return
+                offset = header.next_offset
+                if not header.flags & FLAG_GAP and any(may_hold(summary, one) for one in hashes):
+                    _header, data = segment.read_whole(at, header)
+                    batch = decode(data, 0, header)
+                    self._resolve(segment, batch)
+                    yield batch
+
+    def read_raw(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> RawSlice | None:
+        """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
+        end = int(self.high_watermark) if end is None else end
+        if offset < self.log_start or offset > end:
+            raise OffsetOutOfRange(offset, self.log_start, end)
+        if offset >= min(end, self.written_end):
+            return None
+        segment = self._segment_of(offset)
+        position = segment.locate(offset, self.config.index_interval_bytes)
+        length = 0
+        first = following = offset
+        for at, header in segment.headers(position):
+            if header.next_offset > end or (length and length + header.size > bytes_max):
+                break
+            if not length:
+                first = header.base_offset
+            length = at + header.size - position
+            following = header.next_offset
+        return RawSlice(segment, position, length, first, following) if length else None
+
+    def offset_at_time(self, timestamp_us: int) -> Offset:
+        """The first committed record at or after this time; the high watermark when there is none."""
+        for segment in self._segments:
+            if segment.end_offset <= self.log_start:
+                continue
+            segment.locate(max(segment.base_offset, self.log_start), self.config.index_interval_bytes)
+            assert segment.index is not None
+            if segment.index.max_timestamp < timestamp_us:
+                continue
+            start = segment.index.offset_before_time(timestamp_us)
+            offset = max(self.log_start, segment.base_offset if start is None else start)
+            while offset < min(self.high_watermark, segment.end_offset):
+                for batch in self._read_segment(offset, self.high_watermark, READ_BYTES):
+                    offset = batch.next_offset
+                    for value, first, last in batch.timestamps.spans(0, batch.count) if batch.count else ():
+                        if value >= timestamp_us:
+                            for index in range(first, last):
+                                if batch.offset_at(index) >= self.log_start:
+                                    return Offset(min(batch.offset_at(index), self.high_watermark))
+        return self.high_watermark
+
+    # -- removing -----------------------------------------------------------------------------------------------
+
+    def delete_before(self, offset: int) -> Offset:
+        """Records below the offset are gone for every reader; the next commit makes that safe and frees the files."""
+        offset = min(offset, int(self.high_watermark))
+        if offset <= self.log_start:
+            return self.log_start
+        self.log_start = Offset(offset)
+        if offset == self.end and not self._segments[-1].is_empty:
+            self._roll(self._active())
+        self._start_moved = True
+        return self.log_start
+
+    def expired(self, now_us: int, pinned_from: int | None = None) -> Offset:
+        """How far retention by age and by bytes would delete now; never past what a view still pins (R1)."""
+        limit = int(self.high_watermark) if pinned_from is None else min(pinned_from, self.high_watermark)
+        config = self.config
+        total = self.byte_count
+        upto = int(self.log_start)
+        if config.cleanup == "compact":
+            return self.log_start
+        for segment in self._segments[:-1]:
+            if segment.end_offset > limit:
+                break
+            size = self._size_of(segment)
+            old = (
+                config.retention_ms is not None
+                and segment.max_timestamp(config.index_interval_bytes) < now_us - config.retention_ms * 1000
+            )
+            large = config.retention_bytes is not None and total > config.retention_bytes
+            if not old and not large:
+                break
+            total -= size
+            upto = segment.end_offset
+        return Offset(max(upto, self.log_start))
+
+    def _remove_below(self, offset: int) -> None:
+        """Take segments that end at or below the offset out of the chain; their files wait under another name."""
+        if len(self._segments) < 2 or self._segments[0].end_offset > offset:
+            return
+        self._checkpoint.anchor()
+        assert self._checkpoint.synced is not None
+        # Recovery begins at the segment that the synced checkpoint names, so that one stays.
+        needed = self._checkpoint.synced.segment_base
+        gone = [one for one in self._segments[:-1] if one.end_offset <= offset and one.base_offset < needed]
+        if not gone:
+            return
+        # What producers wrote must outlive the records (O4).
+        table = self._load_producers()
+        if len(table):
+            table.next_offset = self.written_end
+            self.shared.storage.replace_file(f"{self.folder}/{PRODUCERS}", table.encode(self.shared.clock.wall_us()))
+        stamp_ms = self.shared.clock.wall_us() // 1000
+        for segment in gone:
+            self.shared.indexed.pop(segment.stem, None)
+            self._dirty.pop(segment.base_offset, None)
+            for suffix in (".index", ".timeindex", ".keys"):
+                if self.shared.storage.exists(segment.stem + suffix):
+                    self.shared.storage.remove(segment.stem + suffix)
+            self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
+        self._writes = [write for write in self._writes if write[0] not in gone]
+        del self._segments[: len(gone)]
+        self._folder_dirty = True
+        while self._tail and self._tail[0].next_offset <= offset:
+            self._tail.popleft()
+
+    def recycle(self, before_ms: int) -> int:
+        """Give files that were removed before this time to the pool; returns how many."""
+        count = 0
+        for name in self.shared.storage.list(self.folder):
+            if name.endswith(REMOVED) and int(name.split(".")[1]) <= before_ms:
+                self.shared.pool.give(f"{self.folder}/{name}")
+                count += 1
+        return count
+
+    def replace_segment(self, old: Segment, new_path: str) -> None:
+        """A rewritten (compacted, repaired) file takes the place of a sealed segment's. The file is synced already."""
+        storage = self.shared.storage
+        place = self._segments.index(old)
+        for suffix in (".index", ".timeindex", ".keys"):
+            if storage.exists(old.stem + suffix):
+                storage.remove(old.stem + suffix)
+        storage.rename(new_path, old.path)
+        storage.sync_dir(self.folder)
+        self.shared.indexed.pop(old.stem, None)
+        self._segments[place] = Segment(storage, self.folder, old.base_offset, old.end_offset)
+
+
+def _summaries(segment: Segment, position: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
+    """Header and summary of each batch from a position on; the rest of the batch is not read."""
+    while True:
+        piece = segment.file.read(position, 1024)
+        header = maybe_header(piece, 0, segment.salt)
+        if header is None:
+            raise CorruptLog(segment.path, position, segment.base_offset, "no batch where one must be")
+        yield position, header, summary_of(piece, 0, header)
+        position += header.size
+        if header.next_offset >= segment.end_offset:
+            return
+
+
+def _check_sizes(tags: tuple[str, ...], headers: Sequence[Headers] | None) -> None:
+    for tag in tags:
+        if len(tag.encode()) > TAG_BYTES_MAX:
+            raise Refused(f"a tag of {len(tag.encode())} bytes is longer than {TAG_BYTES_MAX}")
+    for one in headers or ():
+        if len(one) > 0xFFFF:
+            raise Refused(f"{len(one)} headers on one record are more than {0xFFFF}")
+        for name, _value in one:
+            if len(name) > HEADER_NAME_BYTES_MAX:
+                raise Refused(f"a header name of {len(name)} bytes is longer than {HEADER_NAME_BYTES_MAX}")
