@@ -70,7 +70,7 @@ runtimes: $(VENV)/dev
 	@$(BIN)/python interop/runtimes.py $(RUNTIMES)
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit("headrace needs Python 3.11 or later; try make PYTHON=python3.11" * (sys.version_info < (3, 11)))'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headrace needs Python 3.11 or later: make PYTHON=...")'
 	$(PYTHON) -m venv --without-pip $(VENV)
 
 $(VENV)/base: pyproject.toml | $(BIN)/python
