@@ -6,8 +6,8 @@ with unsynced writes keeps its descriptor, because the kernel reports a failed w
 descriptors that were open. A failed sync poisons the directory and is never retried: the kernel marks the lost
 pages clean, so that a second sync would succeed over them.
 
-Locks are taken in the order sync, write, storage. Neighbours: contract.py says what is promised; memory.py promises
-the same and can lose power.
+Locks are waited for in the order sync, write, storage; whoever holds a later one only tries an earlier one.
+Neighbours: contract.py says what is promised; memory.py promises the same and can lose power.
 """
 
 import fcntl
@@ -97,11 +97,9 @@ class DiskFile:
     def read(self, position: int, length: int) -> bytes:
         descriptor = self._borrow()
         try:
-            data = os.pread(descriptor.number, length, position)
-            while len(data) < length:
+            data = more = os.pread(descriptor.number, length, position)
+            while more and len(data) < length:
                 more = os.pread(descriptor.number, length - len(data), position + len(data))
-                if not more:
-                    break
                 data += more
         except OSError as error:
             raise _failure(error, self.path) from error

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.core_log.errors import DirectoryInUse, DiskFull, Poisoned, StorageError
 from headrace.core_log.storage.contract import Storage
+from headrace.core_log.storage.crash import TracingStorage
 from headrace.core_log.storage.disk import DiskStorage
 from headrace.core_log.storage.memory import MemoryStorage
 
@@ -46,11 +47,11 @@ class OnDisk:
 
 
 class InMemory:
-    """Memory, with the faults it can be given."""
+    """Memory, with the faults it can be given; traced or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, traced: bool) -> None:
         self._memory = MemoryStorage()
-        self.storage: Storage = self._memory
+        self.storage: Storage = TracingStorage(self._memory) if traced else self._memory
 
     def fail_next_sync(self) -> None:
         self._memory.fail("sync")
@@ -71,9 +72,11 @@ class InMemory:
 Place = OnDisk | InMemory
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture(params=["disk", "memory", "traced"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    return OnDisk(tmp_path / "data", monkeypatch) if request.param == "disk" else InMemory()
+    if request.param == "disk":
+        return OnDisk(tmp_path / "data", monkeypatch)
+    return InMemory(traced=request.param == "traced")
 
 
 @pytest.fixture
