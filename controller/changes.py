@@ -9,7 +9,7 @@ One transaction = one version = one line of the feed: a JSON array of [name of t
 Neighbours: snapshot.py applies changes to memory, rows.py to the database; a property test holds the two together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from headrace.controller.entities import (
     TopicPermission,
     User,
     UserLimits,
+    Version,
     Vhost,
     VhostLimits,
 )
@@ -49,6 +50,8 @@ class PutUser:
     """`user.version` is not taken from here: it is stamped with the version of the transaction."""
 
     user: User
+    # Refused if the user's version is another one by then: a rehash must not bring an old password back.
+    if_version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,23 @@ Change: TypeAlias = (
 
 CHANGES: tuple[type[Change], ...] = Change.__args__
 _BY_NAME: dict[str, type[Change]] = {kind.__name__: kind for kind in CHANGES}
+
+
+# Name and type of the exchanges that every vhost is born with; the nameless one is the default exchange.
+DEFAULT_EXCHANGES = (
+    ("", "direct"),
+    ("amq.direct", "direct"),
+    ("amq.fanout", "fanout"),
+    ("amq.topic", "topic"),
+    ("amq.headers", "headers"),
+    ("amq.match", "headers"),
+)
+
+
+def create_vhost(name: str, new_stream: Callable[[], StreamId]) -> list[Change]:
+    """A new vhost with its exchanges, for one transaction."""
+    exchanges = [PutExchange(Exchange(name, exchange, kind, new_stream())) for exchange, kind in DEFAULT_EXCHANGES]
+    return [PutVhost(Vhost(name)), *exchanges]
 
 
 def encode_changes(changes: Sequence[Change]) -> str:

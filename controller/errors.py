@@ -18,6 +18,10 @@ class AlreadyExists(Refused):
     """Another one of that name was made first; look at the new snapshot and compare."""
 
 
+class Changed(Refused):
+    """The change was decided on a state that has passed."""
+
+
 class InUse(Refused):
     """A conditional delete whose condition does not hold."""
 

@@ -58,6 +58,11 @@ def wrap_rabbitmq_hash(exported: str, algorithm: str, cost: HashCost = DEFAULT_C
     return f"${tag}${b64encode(salt).decode()}{_hasher(cost).hash(digest)}"
 
 
+def check_rabbitmq_hash(exported: str, algorithm: str) -> None:
+    """Invalid unless it is such an export. Fast."""
+    _parse_rabbitmq(exported, algorithm)
+
+
 def matches_rabbitmq_hash(stored: str, exported: str, algorithm: str) -> bool:
     """Whether `stored` came from this very export. As slow as a verification."""
     tag, salt, digest = _parse_rabbitmq(exported, algorithm)

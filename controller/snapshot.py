@@ -51,7 +51,7 @@ from headrace.controller.entities import (
     Vhost,
     VhostLimits,
 )
-from headrace.controller.errors import AlreadyExists, InUse, Invalid, LimitReached, NotFound
+from headrace.controller.errors import AlreadyExists, Changed, InUse, Invalid, LimitReached, NotFound
 from headrace.controller.frozenmap import FrozenMap
 from headrace.controller.patterns import compile_pattern
 from headrace.controller.policies import Resource, check_definition, effective_policy
@@ -168,7 +168,10 @@ def _apply(snapshot: Snapshot, change: Change) -> Snapshot:
             return replace(snapshot, vhosts=snapshot.vhosts.put(vhost.name, vhost))
         case DeleteVhost(name):
             return _delete_vhost(snapshot, name)
-        case PutUser(user):
+        case PutUser(user, if_version):
+            existing = snapshot.users.get(user.name)
+            if if_version is not None and (existing is None or existing.version != if_version):
+                raise Changed(f"user '{user.name}' has changed meanwhile")
             stamped = replace(user, version=snapshot.version)
             return replace(snapshot, users=snapshot.users.put(user.name, stamped))
         case DeleteUser(name):

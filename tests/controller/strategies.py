@@ -67,7 +67,11 @@ bindings = st.builds(
 changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(PutVhost, st.builds(Vhost, vhosts)),
     st.builds(DeleteVhost, vhosts),
-    st.builds(PutUser, st.builds(User, users, st.sampled_from(["", "$h"]), st.sampled_from([(), ("b", "a")]))),
+    st.builds(
+        PutUser,
+        st.builds(User, users, st.sampled_from(["", "$h"]), st.sampled_from([(), ("b", "a")])),
+        st.none() | st.integers(0, 3),
+    ),
     st.builds(DeleteUser, users),
     st.builds(PutPermission, st.builds(Permission, users, vhosts, patterns, patterns, patterns)),
     st.builds(DeletePermission, users, vhosts),

@@ -1,7 +1,7 @@
 """The change feed keeps every change exactly."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.controller.changes import CHANGES, Change, PutUser, decode_changes, encode_changes, replaces_secret
@@ -11,6 +11,7 @@ from headrace.core_log.errors import UnknownFormat
 from .strategies import changes
 
 
+@settings(deadline=None)
 @given(st.lists(changes, max_size=4))
 def test_feed_gives_the_same_changes_back(batch: list[Change]) -> None:
     assert decode_changes(encode_changes(batch)) == tuple(batch)

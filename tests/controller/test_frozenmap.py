@@ -1,6 +1,6 @@
 """A frozen map behaves as a dict that is copied at each change, without the copying."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.controller.frozenmap import FrozenMap
@@ -9,6 +9,7 @@ keys = st.integers(0, 60)
 steps = st.lists(st.tuples(st.dictionaries(keys, st.integers(), max_size=20), st.lists(keys, max_size=20)))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(keys, st.integers()), steps)
 def test_changed_copies_equal_changed_dicts_and_old_ones_stay(
     start: dict[int, int], changes: list[tuple[dict[int, int], list[int]]]

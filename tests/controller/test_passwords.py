@@ -26,7 +26,7 @@ SHA256, SHA512 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha5
 EXPORTED = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.text(min_size=1, max_size=40), st.text(max_size=40))
 def test_password_verifies_and_another_does_not(password: str, other: str) -> None:
     try:

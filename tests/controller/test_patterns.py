@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.controller.errors import Invalid
@@ -68,6 +68,7 @@ def test_hostile_pattern_on_a_hostile_name_is_harmless(pattern: str) -> None:
         compiled.matches(name)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_literal_matches_itself_and_nothing_else(text: str, other: str) -> None:
     pattern = compile_pattern(f"^{literal(text)}$")
@@ -75,6 +76,7 @@ def test_literal_matches_itself_and_nothing_else(text: str, other: str) -> None:
     assert pattern.matches(other) == (text == other)
 
 
+@settings(deadline=None)
 @given(
     st.text("ab.(", max_size=3).map(re.escape),
     st.text("ab.(|", max_size=3).map(re.escape) | st.sampled_from(["(a|b)*", "[ab|)]+$", "a?$"]),

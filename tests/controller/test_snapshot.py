@@ -5,7 +5,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.controller.changes import (
@@ -27,6 +27,7 @@ from headrace.controller.changes import (
     PutUserLimits,
     PutVhost,
     PutVhostLimits,
+    create_vhost,
 )
 from headrace.controller.entities import (
     Binding,
@@ -42,7 +43,7 @@ from headrace.controller.entities import (
     Vhost,
     VhostLimits,
 )
-from headrace.controller.errors import AlreadyExists, InUse, Invalid, LimitReached, NotFound
+from headrace.controller.errors import AlreadyExists, Changed, InUse, Invalid, LimitReached, NotFound
 from headrace.controller.frozenmap import FrozenMap
 from headrace.controller.snapshot import Snapshot, apply, load
 from headrace.controller.table import Table
@@ -110,6 +111,7 @@ def check_invariants(snapshot: Snapshot) -> None:
     assert all(user.version <= snapshot.version for user in snapshot.users.values())
 
 
+@settings(deadline=None)
 @given(st.lists(changes, max_size=30))
 def test_any_accepted_changes_keep_the_metadata_whole(batch: Sequence[Change]) -> None:
     snapshot = apply(SMALL, [queue("ü", 9)])
@@ -224,6 +226,30 @@ def test_user_version_moves_with_every_change_of_its_rights_and_with_no_other() 
         PutTopicPermission(TopicPermission("ann", "/", "e", "", "")),
     ):
         assert apply(SMALL, [change]).users["ann"].version == SMALL.version + 1
+
+
+def test_user_put_on_a_version_that_has_passed_is_refused() -> None:
+    version = SMALL.users["ann"].version
+    changed = apply(SMALL, [PutUser(User("ann", "new password"), if_version=version)])
+    with pytest.raises(Changed):
+        apply(changed, [PutUser(User("ann", "old password"), if_version=version)])
+    with pytest.raises(Changed):
+        apply(SMALL, [PutUser(User("bob"), if_version=version)])
+
+
+def test_new_vhost_is_born_with_its_exchanges() -> None:
+    numbers = iter(range(50, 60))
+    after = apply(SMALL, create_vhost("new", lambda: stream(next(numbers))))
+    kinds = {name: found.kind for (vhost, name), found in after.exchanges.items() if vhost == "new"}
+    assert kinds == {
+        "": "direct",
+        "amq.direct": "direct",
+        "amq.fanout": "fanout",
+        "amq.topic": "topic",
+        "amq.headers": "headers",
+        "amq.match": "headers",
+    }
+    assert len({found.stream for found in after.exchanges.values()}) == len(after.exchanges)
 
 
 def test_queue_limit_of_a_vhost_holds_at_the_limit_and_one_past_it() -> None:

@@ -222,7 +222,7 @@ class Walk:
         self.expected = after
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(any_change, min_size=1, max_size=6), max_size=12))
 def test_snapshot_after_changes_equals_snapshot_read_back(tmp_path: Path, transactions: list[list[Change]]) -> None:
     path = tmp_path / f"{uuid4()}.sqlite"

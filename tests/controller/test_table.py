@@ -5,7 +5,7 @@ from decimal import Decimal
 from math import inf, isnan, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.controller.errors import Invalid
@@ -27,6 +27,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 tables = st.dictionaries(names, values, max_size=4)
 
 
+@settings(deadline=None)
 @given(tables)
 def test_text_form_gives_the_same_table_back(fields: dict[str, FieldIn]) -> None:
     table = Table(fields)
@@ -37,6 +38,7 @@ def test_text_form_gives_the_same_table_back(fields: dict[str, FieldIn]) -> None
     assert Table(again.thaw()) == table
 
 
+@settings(deadline=None)
 @given(tables)
 def test_order_of_names_does_not_matter(fields: dict[str, FieldIn]) -> None:
     assert Table(dict(reversed(fields.items()))).text == Table(fields).text
