@@ -13,14 +13,15 @@ from bench.claim import NotRun
 from bench.peers.peer import Running, answers, private_directory, process
 from headrace import __version__
 
-DOORS = ("amqp", "mqtt", "ws", "http", "peer")
+DOORS = ("amqp", "mqtt", "ws", "http")  # those that are open by default
 
 
 def doors_of(output: str) -> dict[str, int] | None:
     """Door -> port from the ready line, or None when that line is not whole yet."""
     for line in output.splitlines(keepends=True):
-        if line.startswith("ready ") and line.endswith("\n"):
-            pairs = (word.partition("=") for word in line.split()[1:])
+        words = line.split()
+        if words[:1] == ["ready"] and line.endswith("\n"):
+            pairs = (word.partition("=") for word in words[1:])
             return {door: int(address.rpartition(":")[2]) for door, _, address in pairs}
     return None
 

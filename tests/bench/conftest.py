@@ -1,0 +1,18 @@
+"""The C programs of bench/, built once for these tests, apart from those that a benchmark may be using right now."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent.parent / "bench"
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with loadgen, limits and nullbroker. A warning of the compiler is an error."""
+    out = tmp_path_factory.mktemp("programs")
+    command = ["make", "--silent", "-C", str(BENCH), f"OUT={out}", "CFLAGS=-O2 -Werror"]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
+    return out
