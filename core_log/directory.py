@@ -19,33 +19,18 @@ from headrace.core_log.committer import Committer
 from headrace.core_log.compaction import compact
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.env import Env
-from headrace.core_log.errors import Refused, UnknownFormat
+from headrace.core_log.errors import Refused
 from headrace.core_log.ids import StreamId
 from headrace.core_log.journal import CommitJournal, replay
 from headrace.core_log.key_index import KeyIndex
 from headrace.core_log.log import PartitionLog, Shared
 from headrace.core_log.pool import SegmentPool
+from headrace.core_log.spec import SPEC, STREAMS, StreamSpec, folder_of, list_streams
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.tail import TailCache
 
-STREAMS = "streams"
 TRASH = "trash"
-SPEC = "stream.json"
-FORMAT = 1
 MAINTENANCE_S = 1.0
-
-
-class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What stream.json says. `kind`: exchange | queue | topic | internal."""
-
-    id: UUID
-    name: str
-    kind: str
-    partition_count: int = 1
-    vhost: str = "/"
-    created_us: int = 0
-    config: LogConfig = LogConfig()
-    format: int = FORMAT
 
 
 @dataclass(slots=True)
@@ -56,32 +41,6 @@ class Stream:
 
 # The lowest offset that somebody still needs of a partition, or None: nobody does (R1, R4).
 PinnedFrom = Callable[[PartitionLog], int | None]
-
-
-def folder_of(stream_id: UUID, partition: int | None = None) -> str:
-    folder = f"{STREAMS}/{stream_id}"
-    return folder if partition is None else f"{folder}/{partition}"
-
-
-def read_spec(storage: Storage, stream_id: str) -> StreamSpec:
-    """What is known of a stream, without opening it. Raises UnknownFormat for what this release cannot read."""
-    path = f"{STREAMS}/{stream_id}/{SPEC}"
-    data = storage.read_file(path)
-    try:
-        spec = msgspec.json.decode(data, type=StreamSpec)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise UnknownFormat(f"{path}: {error}") from error
-    if spec.format != FORMAT:
-        raise UnknownFormat(f"{path}: format {spec.format} is not known to this release")
-    return spec
-
-
-def list_streams(storage: Storage) -> list[StreamSpec]:
-    if not storage.exists(STREAMS):
-        return []
-    # A folder without its stream.json was never finished, and nothing in it was ever acknowledged.
-    names = [name for name in storage.list(STREAMS) if storage.exists(f"{STREAMS}/{name}/{SPEC}")]
-    return [read_spec(storage, name) for name in names]
 
 
 class LogDirectory:
