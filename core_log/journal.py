@@ -10,8 +10,9 @@ When the journal is full, the segments it speaks of are synced and it starts ove
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 from uuid import UUID
 
 import xxhash
@@ -111,42 +112,59 @@ def _encode_head(salt: int) -> bytes:
     return (packed + struct.pack("<Q", xxhash.xxh3_64_intdigest(packed))).ljust(_HEAD_SIZE, b"\0")
 
 
-def replay(storage: Storage, folder_of: FolderOf) -> int:
-    """After a crash: put the journal's entries back into their segments and sync those. Returns how many.
+class Entry(NamedTuple):
+    """One batch that was committed here, and where in its segment it belongs."""
 
-    Every entry up to the first one that is not whole was written before it; entries of segments that have been
-    removed or recycled since (another salt) are passed over.
-    """
+    stream_id: UUID
+    partition: int
+    segment_base: int
+    segment_salt: int
+    position: int
+    data: memoryview
+
+
+def entries(storage: Storage) -> Iterator[Entry]:
+    """What the journal holds, oldest first, up to the first entry that is not whole: it was the last one begun."""
     try:
         data = storage.read_file(PATH)
     except FileNotFoundError:
-        return 0
+        return
     if len(data) < _HEAD_SIZE or data[:8] != _HEAD_MAGIC:
-        return 0
+        return
     _magic, salt, digest = _HEAD.unpack_from(data)
     if digest != xxhash.xxh3_64_intdigest(data[: _HEAD.size - 8]):
-        return 0
+        return
     view = memoryview(data)
     at = _HEAD_SIZE
-    count = 0
-    touched: dict[str, File] = {}
     while at + _ENTRY_HEAD_SIZE <= len(data):
         magic, size, entry_salt, digest = _PREFIX.unpack_from(data, at)
         if magic != _ENTRY_MAGIC or entry_salt != salt or not _ENTRY_HEAD_SIZE <= size <= len(data) - at:
-            break
+            return
         if digest != xxhash.xxh3_64_intdigest(view[at + _PREFIX.size : at + size]):
-            break
+            return
         stream, partition, _zero, base, segment_salt, position = _PLACE.unpack_from(data, at + _PREFIX.size)
-        folder = folder_of(UUID(bytes=stream), partition)
-        path = "" if folder is None else stem_of(folder, base) + ".log"
+        body = view[at + _ENTRY_HEAD_SIZE : at + size]
+        yield Entry(UUID(bytes=stream), partition, base, segment_salt, position, body)
+        at += size
+
+
+def replay(storage: Storage, folder_of: FolderOf) -> int:
+    """After a crash: put the journal's entries back into their segments and sync those. Returns how many.
+
+    Entries of segments that have been removed or recycled since (another salt) are passed over.
+    """
+    count = 0
+    touched: dict[str, File] = {}
+    for entry in entries(storage):
+        folder = folder_of(entry.stream_id, entry.partition)
+        path = "" if folder is None else stem_of(folder, entry.segment_base) + ".log"
         if path and storage.exists(path):
             file = touched.get(path) or storage.open(path)
             head = maybe_segment_head(file.read(0, SEGMENT_HEAD_SIZE))
-            if head is not None and head.salt == segment_salt:
-                file.write(position, [view[at + _ENTRY_HEAD_SIZE : at + size]])
+            if head is not None and head.salt == entry.segment_salt:
+                file.write(entry.position, [entry.data])
                 touched[path] = file
                 count += 1
-        at += size
     for file in touched.values():
         file.sync()
     return count
