@@ -1,0 +1,40 @@
+"""What the delivery room asks of the log. Protocols only; core_log's PartitionLog keeps them."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.core_log.ids import StreamId
+from headrace.core_log.record import RecordBatch
+
+
+class LogRun(Protocol):
+    """Records first..last-1 of a batch."""
+
+    @property
+    def batch(self) -> RecordBatch: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+
+
+class Source(Protocol):
+    """One partition of a stream, as a view sees it."""
+
+    stream_id: StreamId
+    partition: int
+
+    @property
+    def log_start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def early_end(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    @property
+    def synced_end(self) -> int: ...
+
+    def read(self, offset: int, *, bytes_max: int = ..., end: int | None = ...) -> Sequence[LogRun]: ...
+
+    def when_committed(self, next_offset: int, done: Callable[[], None]) -> None: ...
