@@ -295,8 +295,7 @@ class DiskStorage(Storage):
         try:
             yield
         except OSError as error:
-            if self._poison is None:
-                self._poison = f"{path or '.'}: sync failed: {error.strerror or error}"
+            self._poison = f"{path or '.'}: sync failed: {error.strerror or error}"
             raise Poisoned(self._poison) from error
 
     def _full(self, path: str) -> str:

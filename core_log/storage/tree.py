@@ -3,8 +3,8 @@
 The contract read strictly. Every unsynced write or cut of a file is kept, lost or torn, each for itself, because
 pages reach a disk in any order; what was there before shows through. Every unsynced change of a name is kept or
 lost, each for itself, but whole: a rename leaves the old names or the new. A change of a name builds on the earlier
-ones of the same file and of the same name, so it is lost with them. Synced bytes under a lost name are lost, and a
-durable name may stand over lost bytes.
+ones of that name, so it is lost with them. Synced bytes under a lost name are lost, and a durable name may stand
+over lost bytes.
 
 Invariants: `names` and `content` are what a process sees; `durable` with all pending changes applied is equal to
 it. Neighbours: memory.py makes a storage of it, crash.py walks through its fates.
@@ -41,8 +41,8 @@ class NameChange:
     text: str
     folder: "Folder"
     effects: tuple["Effect", ...]
-    # The names and the file it is about: an earlier change with one of them is on the disk before this one.
-    keys: frozenset[object]
+    # The names it is about: an earlier change of one of them is on the disk before this one.
+    places: frozenset[tuple["Folder", str]]
 
     def __str__(self) -> str:
         return self.text
@@ -162,9 +162,8 @@ class Tree:
 
     def change_names(self, text: str, folder: Folder, *effects: Effect) -> None:
         """One atomic change of names, durable when `folder` is synced."""
-        keys: set[object] = {(place, name) for place, name, _ in effects}
-        keys.update(node for _, _, node in effects if node is not None)
-        self._name_changes.append(NameChange(self.next_number(), text, folder, effects, frozenset(keys)))
+        places = frozenset((place, name) for place, name, _ in effects)
+        self._name_changes.append(NameChange(self.next_number(), text, folder, effects, places))
         for place, name, node in effects:
             _assign(place.names, name, node)
 
@@ -172,10 +171,10 @@ class Tree:
         """Make durable its changes of names, and what they build on."""
         covered: list[NameChange] = []
         rest: list[NameChange] = []
-        keys: set[object] = set()
+        places: set[tuple[Folder, str]] = set()
         for change in reversed(self._name_changes):
-            if change.folder is folder or not keys.isdisjoint(change.keys):
-                keys |= change.keys
+            if change.folder is folder or not places.isdisjoint(change.places):
+                places |= change.places
                 covered.append(change)
             else:
                 rest.append(change)
@@ -186,14 +185,14 @@ class Tree:
 
     def survivor(self, fates: Fates) -> "Tree":
         """What a loss of power leaves when each unsynced change meets its fate. This tree stays as it is."""
-        lost: set[object] = set()
+        lost: set[tuple[Folder, str]] = set()
         durable: dict[Folder, dict[str, Node]] = {}
         for change in self._name_changes:
-            if lost.isdisjoint(change.keys) and fates(change):
+            if lost.isdisjoint(change.places) and fates(change):
                 for folder, name, node in change.effects:
                     _assign(durable.setdefault(folder, dict(folder.durable)), name, node)
             else:
-                lost |= change.keys
+                lost |= change.places
 
         def revive(folder: Folder, path: str) -> Folder:
             revived = Folder()

@@ -77,10 +77,34 @@ def test_no_family_of_losses_starves_under_the_cap() -> None:
         file.write(0, [b"x" * 2000])
     last = [state.lost for state in crash_states(traced) if state.prefix == len(traced.trace)]
     assert len(last) == 64
-    torn = [lost for lost in last if any("torn" in line for line in lost)]
-    assert () in last
-    assert {len(lost) for lost in last if lost not in torn} >= {0, 1, 2, 6, 7, 8}
-    assert len(torn) > 8
+    whole = {"".join(line[6] for line in lost) for lost in last if not any("torn" in line for line in lost)}
+    assert {"", "abcdefgh"} <= whole
+    assert set("abcdefgh") <= whole  # one lost
+    assert {"abcdefg", "abcdefh", "bcdefgh"} <= whole  # one kept
+    assert {"gh", "fgh", "cdefgh"} <= whole  # the newest lost
+    assert {"fh", "abcdef"} <= whole  # two lost, two kept
+    torn = {line for lost in last for line in lost if "torn" in line}
+    assert len({line[6] for line in torn}) > 1
+    assert {line for line in torn if line.startswith("write h")} == {
+        f"write h 0+2000 torn to {ranges}"
+        for ranges in (
+            ((0, 1),),
+            ((0, 512),),
+            ((0, 1000),),
+            ((0, 1536),),
+            ((0, 1999),),
+            ((512, 2000),),
+            ((2000, 2000),),
+        )
+    }
+
+
+def test_names_kept_over_lost_contents_are_among_the_first_states() -> None:
+    traced = TracingStorage(MemoryStorage())
+    for name in "abcdefgh":
+        traced.open(name, create=True).write(0, [b"x" * 2000])
+    states = [state for state in crash_states(traced, limit_per_prefix=4) if state.prefix == len(traced.trace)]
+    assert dict.fromkeys("abcdefgh", b"") in [contents(state.storage) for state in states]
 
 
 def test_mark_is_known_from_its_place_in_the_trace_on() -> None:
@@ -104,8 +128,11 @@ def test_states_leave_the_traced_storage_alone() -> None:
     assert file.read(0, 1) == b"x"
 
 
-def test_trace_follows_renamed_and_removed_files() -> None:
+def test_trace_follows_every_change_of_names_and_files() -> None:
     traced = TracingStorage(MemoryStorage())
+    traced.lock()
+    traced.make_dir("folder")
+    traced.remove_dir("folder")
     file = traced.open("a", create=True)
     traced.rename("a", "b")
     assert file.path == "b"
@@ -116,7 +143,7 @@ def test_trace_follows_renamed_and_removed_files() -> None:
     file.truncate(3)
     file.sync()
     traced.sync_dir("")
-    assert contents(list(crash_states(traced))[-1].storage) == {"b": b"b\0\0"}
+    assert contents(list(crash_states(traced))[-1].storage) == {"b": b"b\0\0", "lock": b""}
 
 
 # A tiny store whose only promise is: a line that was acked is read back after a loss of power.
