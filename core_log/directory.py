@@ -227,7 +227,7 @@ class LogDirectory:
         await self.env.worker.run(self.close_now)
 
     def close_now(self) -> None:
-        self._journal.settle()
+        self._journal.close()
         for stream in self.streams.values():
             for log in stream.partitions:
                 log.close()

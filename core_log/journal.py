@@ -88,6 +88,15 @@ class CommitJournal:
                 segment.file.sync()
         self._unsynced.clear()
 
+    def close(self) -> None:
+        """Settle, and leave the journal empty: a later unclean start must not put old bytes back."""
+        self.settle()
+        self._file = None
+        if self._storage.exists(PATH):
+            file = self._storage.open(PATH)
+            file.write(0, [bytes(_HEAD_SIZE)])
+            file.sync()
+
     def _begin(self, needed: int) -> None:
         """Start over, with room for at least this many bytes of entries."""
         self.settle()
