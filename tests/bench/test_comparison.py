@@ -1,9 +1,7 @@
 """Comparing brokers: two that run side by side, and the judgement of results made by hand."""
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,18 +91,21 @@ def test_a_broken_run_of_a_peer_is_nothing_to_compare_with(theirs: dict[str, Any
 
 
 @dataclass(frozen=True)
-class NullBroker:
-    program: Path
-    name: str
-    proto: str = "mqtt"
+class Up:
+    """A peer that is running already."""
 
-    @contextmanager
-    def start(self) -> Iterator[Running]:
-        with subprocess.Popen([str(self.program), "0"], stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().rpartition(":")[2])
-            yield Running(self.name, self.proto, port, server.pid, "0", Path("/dev/null"))
-            server.kill()
+    running: Running
+
+    @property
+    def name(self) -> str:
+        return self.running.name
+
+    @property
+    def proto(self) -> str:
+        return self.running.proto
+
+    def start(self) -> AbstractContextManager[Running]:
+        return nullcontext(self.running)
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,10 @@ class Absent:
 
 
 def test_a_pass_plays_each_scenario_on_ours_and_on_the_peers_that_are_there(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Path, null_broker: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scenarios, "LOADGEN", programs / "loadgen")
-    ours, twin = (NullBroker(programs / "nullbroker", name) for name in (OURS, "twin"))
+    ours, twin = (Up(replace(null_broker, name=name)) for name in (OURS, "twin"))
     promises = [Promise("M2", peer, Measure.RATE, 0.0001) for peer in ("twin", "absent")]
     played = play_all(ours, [twin, Absent()], wanted_by(promises), 0.2)
     assert played.results.keys() == {("M2", OURS), ("M2", "twin")}

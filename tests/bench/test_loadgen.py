@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.peers.peer import Running
 from pamqp import base, body, commands, frame, header
 
 Decoded = base.Frame | header.ContentHeader | body.ContentBody
@@ -74,25 +75,17 @@ def test_a_server_that_is_not_there_is_an_error_in_the_result(programs: Path) ->
 # ---- MQTT, against the smallest server
 
 
-@pytest.fixture
-def null_port(programs: Path) -> Iterator[str]:
-    with subprocess.Popen([str(programs / "nullbroker"), "0"], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().rpartition(":")[2].strip()
-        server.kill()
-
-
 @pytest.mark.parametrize("qos", ["0", "1"])
-def test_round_trip_counts_every_message_once(programs: Path, null_port: str, qos: str) -> None:
+def test_round_trip_counts_every_message_once(programs: Path, null_broker: Running, qos: str) -> None:
     flags = ["--qos", qos, "--count", "5000", "--verify"]
-    result = load(programs, "--proto", "mqtt", "--port", null_port, *flags)
+    result = load(programs, "--proto", "mqtt", "--port", str(null_broker.port), *flags)
     assert [result[key] for key in ("sent", "confirmed", "received")] == [5000, 5000 if qos == "1" else 0, 5000]
     assert [result[key] for key in ("lost", "duplicated", "out_of_order", "corrupt", "errors")] == [0] * 5
 
 
-def test_many_hundred_connections_publish_to_one_subscriber(programs: Path, null_port: str) -> None:
+def test_many_hundred_connections_publish_to_one_subscriber(programs: Path, null_broker: Running) -> None:
     flags = ["--qos", "1", "--publishers", "600", "--rate", "5", "--count", "1800"]
-    result = load(programs, "--proto", "mqtt", "--port", null_port, *flags)
+    result = load(programs, "--proto", "mqtt", "--port", str(null_broker.port), *flags)
     assert (result["publishers"], result["confirmed"], result["received"], result["lost"]) == (600, 1800, 1800, 0)
 
 
@@ -112,8 +105,10 @@ class Echo:
     def serving(self) -> Iterator[str]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             threading.Thread(target=self._accept, args=[listener]).start()
-            yield str(listener.getsockname()[1])
-            listener.shutdown(socket.SHUT_RDWR)
+            try:
+                yield str(listener.getsockname()[1])
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

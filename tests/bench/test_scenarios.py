@@ -18,29 +18,21 @@ def loadgen(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenarios, "LOADGEN", programs / "loadgen")
 
 
-def running(proto: str, port: int, pid: int) -> Running:
-    return Running("it", proto, port, pid, "1", Path("/dev/null"))
-
-
 def test_names_are_distinct() -> None:
     assert len(BY_NAME) == len(SCENARIOS)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_loadgen_takes_the_flags(scenario: Scenario, programs: Path) -> None:
-    nobody = running(scenario.proto, free_ports(1)[0], 1)
+def test_loadgen_takes_the_flags(scenario: Scenario) -> None:
+    nobody = Running("nobody", scenario.proto, free_ports(1)[0], 1, "0", Path("/dev/null"))
     fewer = ["--idle-connections", "1", "--hold", "0"] if scenario.kind is Kind.IDLE else ["--publishers", "1"]
     result = scenarios.load(nobody, scenario.name, [*scenario.flags, *fewer])
     assert result["exit"] == 1  # 2 would be wrong usage
     assert "Connection refused" in str(scenarios.failure(result))
 
 
-def test_a_run_is_what_loadgen_reports_and_its_status(programs: Path) -> None:
-    with subprocess.Popen([str(programs / "nullbroker"), "0"], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline().rpartition(":")[2])
-        ((name, result),) = scenarios.play(BY_NAME["M2"], running("mqtt", port, server.pid), 0.2).items()
-        server.kill()
+def test_a_run_is_what_loadgen_reports_and_its_status(null_broker: Running) -> None:
+    ((name, result),) = scenarios.play(BY_NAME["M2"], null_broker, 0.2).items()
     assert (name, result["exit"], result["label"], result["lost"]) == ("M2", 0, "M2", 0)
     assert result["received"] > 0
     assert scenarios.failure(result) is None
