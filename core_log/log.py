@@ -846,11 +846,7 @@ class PartitionLog:
         """Put large route sets in the place of references to them."""
         for place, one in enumerate(batch.route_sets):
             if isinstance(one, RouteReference):
-                position = segment.locate(one.base_offset, self.config.index_interval_bytes)
-                header, data = segment.read_whole(position)
-                found = decode(data, 0, header).route_sets[one.place]
-                assert not isinstance(found, RouteReference), "a reference leads to a set, not to another one"
-                batch.route_sets[place] = found
+                batch.route_sets[place] = segment.route_set(one, self.config.index_interval_bytes)
 
     def scan(self, offset: int, hashes: Sequence[int], *, end: int | None = None) -> Iterator[RecordBatch]:
         """Batches that may hold a record with one of these tag or key hashes; the others are not even read."""

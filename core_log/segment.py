@@ -16,6 +16,7 @@ from headrace.core_log.format import (
     SEGMENT_HEAD_SIZE,
     BatchHeader,
     SegmentHead,
+    decode,
     encode_segment_head,
     is_whole,
     maybe_header,
@@ -198,6 +199,17 @@ class Segment:
         if not is_whole(data, 0, header):
             raise CorruptLog(self.path, position, header.base_offset, "a batch fails its hash")
         return header, data[: header.size]
+
+    def route_set(self, reference: RouteReference, interval: int) -> RouteSet:
+        """The large set that an earlier batch spells out."""
+        position = self.locate(reference.base_offset, interval)
+        header, data = self.read_whole(position)
+        if header.base_offset == reference.base_offset and not header.flags & FLAG_GAP:
+            sets = decode(data, 0, header).route_sets
+            found = sets[reference.place] if reference.place < len(sets) else reference
+            if not isinstance(found, RouteReference):
+                return found
+        raise CorruptLog(self.path, position, reference.base_offset, "a batch refers to a route set that is not there")
 
     def _rebuild_index(self, interval: int) -> SparseIndex:
         index = SparseIndex(self.base_offset, SEGMENT_HEAD_SIZE, interval)
