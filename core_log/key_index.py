@@ -86,11 +86,16 @@ class KeyIndex:
     @classmethod
     def load(cls, storage: Storage, segment: Segment) -> "KeyIndex":
         """The saved index, or a fresh one when it is missing or does not fit the segment."""
+        return cls.maybe_load(storage, segment) or cls.build(storage, segment)
+
+    @classmethod
+    def maybe_load(cls, storage: Storage, segment: Segment) -> "KeyIndex | None":
+        """The saved index, or None when it is missing or does not fit the segment."""
         try:
             data = storage.read_file(segment.stem + SUFFIX)
         except FileNotFoundError:
-            return cls.build(storage, segment)
-        return cls._maybe_decode(data, segment.salt, segment.end_offset) or cls.build(storage, segment)
+            return None
+        return cls._maybe_decode(data, segment.salt, segment.end_offset)
 
     def encode(self, salt: int, end_offset: int) -> bytes:
         key_ends = np.cumsum([len(key) for key in self.keys], dtype="<u4")
