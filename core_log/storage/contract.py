@@ -88,7 +88,7 @@ class Storage(Protocol):
     def replace_file(self, path: str, data: bytes) -> None:
         """Write a small file so that a crash leaves the old or the new content: temp, sync, rename, sync_dir.
 
-        A crash may leave `<path>.tmp` behind; the next call replaces it.
+        One caller at a time for one path. A crash may leave `<path>.tmp` behind; the next call replaces it.
         """
         path = relative(path)
         temporary = f"{path}.tmp"
