@@ -107,13 +107,20 @@ class LogDirectory:
     # -- streams ------------------------------------------------------------------------------------------------
 
     async def create_stream(
-        self, name: str, *, kind: str, vhost: str = "/", partition_count: int = 1, config: LogConfig | None = None
+        self,
+        name: str,
+        *,
+        kind: str,
+        vhost: str = "/",
+        partition_count: int = 1,
+        config: LogConfig | None = None,
+        stream_id: UUID | None = None,
     ) -> Stream:
         """A new, empty stream; it is on the disk when this returns."""
         if partition_count < 1:
             raise Refused(f"a stream has at least one partition, not {partition_count}")
         spec = StreamSpec(
-            id=self.env.ids.uuid(),
+            id=stream_id or self.env.ids.uuid(),
             name=name,
             kind=kind,
             vhost=vhost,
@@ -121,18 +128,18 @@ class LogDirectory:
             created_us=self.env.clock.wall_us(),
             config=config or LogConfig(),
         )
-        stream = await self.env.worker.run(lambda: self.create_now(spec))
-        self.streams[spec.id] = stream
-        return stream
+        return await self.env.worker.run(lambda: self.create_now(spec))
 
     def create_now(self, spec: StreamSpec) -> Stream:
+        """The same, in this thread."""
         storage = self.env.storage
         partitions = self._create_partitions(spec, 0)
         # The spec comes last: a folder without one does not count as a stream.
         storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
         storage.sync_dir(folder_of(spec.id))
         storage.sync_dir(STREAMS)
-        return Stream(spec, partitions)
+        stream = self.streams[spec.id] = Stream(spec, partitions)
+        return stream
 
     def _create_partitions(self, spec: StreamSpec, first: int) -> list[PartitionLog]:
         return [

@@ -122,6 +122,8 @@ class Lane:
         # restart needs to find the unsettled records again.
         self._arrivals: deque[Extent] = deque()
         self._anchors: list[_Anchor] = []
+        # For each log, the offset up to which this lane has taken its records in.
+        self.applied: dict[Source, int] = {}
         self._window_bytes = 0
         self._window_count = 0
 
@@ -135,6 +137,7 @@ class Lane:
         self.next_seq = seq + count
         self.ready_count += count
         _append(self._arrivals, seq, count, source, offset, offset + count)
+        self.applied[source] = offset + count
         if self._backlog or self._window_bytes > WINDOW_BYTES_MAX or self._window_count > WINDOW_COUNT_MAX:
             self._extend_backlog(seq, count, source, offset, offset + count)
             return
@@ -151,6 +154,7 @@ class Lane:
     def extend(self, source: Source, count: int, first: int, end: int) -> None:
         """`count` records in this range of a log have been found to be this lane's (recovery, x-from)."""
         _append(self._arrivals, self.next_seq, count, source, first, end)
+        self.applied[source] = end
         self._extend_backlog(self.next_seq, count, source, first, end)
         self.next_seq += count
         self.ready_count += count
@@ -361,6 +365,10 @@ class Lane:
                 head.count -= seq - head.seq
                 head.seq, head.first = seq, offset
         return [(one.seq, one.count, one.source, one.first, one.end) for one in arrivals]
+
+    def spans(self, batch: RecordBatch, first: int, last: int) -> Iterable[tuple[int, int]]:
+        """The index ranges of a batch that belong here."""
+        return self._spans(batch, first, last)
 
     def restore(
         self, next_seq: int, floor: int, settled: Iterable[tuple[int, int]], arrivals: Iterable[Extent]

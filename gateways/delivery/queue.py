@@ -12,6 +12,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol
 
+from headrace.controller.table import EMPTY, Table
+from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_MASK, PRIORITY_SHIFT, RecordBatch
 from headrace.gateways.delivery.lane import Lane, Stretch, spans_of
 from headrace.gateways.delivery.ports import Source
@@ -89,8 +91,21 @@ class Queue:
         transfer: Transfer,
         changed: Callable[["Queue"], None],
         now_us: Callable[[], int],
+        stream_id: StreamId,
+        arguments: Table = EMPTY,
+        auto_delete: bool = False,
+        owner: object = None,
     ) -> None:
         self.name = name
+        # Its own log, for the default exchange; the files are born with the first append.
+        self.stream_id = stream_id
+        self.arguments = arguments
+        self.auto_delete = auto_delete
+        # The connection that alone may use an exclusive queue.
+        self.owner = owner
+        # As its declarer said; an exclusive queue is never kept, durable or not.
+        self.declared_durable = durable
+        self.had_consumers = False
         self.view_id = view_id
         self.settings = settings
         self.durable = durable
@@ -184,6 +199,7 @@ class Queue:
             (at for at, other in enumerate(self.consumers) if other.priority < consumer.priority), len(self.consumers)
         )
         self.consumers.insert(place, consumer)
+        self.had_consumers = True
 
     def remove_consumer(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)

@@ -1,0 +1,458 @@
+"""The whole of delivery on one node: virtual hosts, views and their journal, publishing, dead letters. Driver.
+
+The way of a publish: door -> VirtualHost.target (route) -> Broker.publish (append, tell the views) -> dispatch at the
+end of the door's turn -> committer -> confirm. The way of a settlement: door -> Queue.settle -> `__views`, written in
+groups a few times a second and never before the log has passed the records it speaks of (K3).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import trio
+
+from headrace.controller.errors import NotFound
+from headrace.controller.policies import Resource
+from headrace.controller.service import MetadataService
+from headrace.controller.table import EMPTY, Table
+from headrace.core_log.config import LogConfig
+from headrace.core_log.directory import LogDirectory, Stream
+from headrace.core_log.env import Env
+from headrace.core_log.ids import StreamId
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.record import PERSISTENT, RecordBatch
+from headrace.core_log.spec import StreamSpec
+from headrace.gateways.delivery import journal
+from headrace.gateways.delivery.lane import Extent, Lane, Stretch
+from headrace.gateways.delivery.queue import Queue, QueueSettings, Reason
+from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
+
+JOURNAL_PERIOD_S = 0.2
+TRANSIENT_NAME = "__transient"
+TRANSIENT_CONFIG = LogConfig(
+    durability="os", retention_ms=60_000, segment_ms_max=60_000, segment_bytes_max=16 * 1024 * 1024
+)
+VIEWS_CONFIG = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
+
+# Arguments and the effective policy of a queue -> its settings; the AMQP door knows the names.
+SettingsOf = Callable[[Table, Table], QueueSettings]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One record leaves a queue for a dead-letter exchange."""
+
+    queue: str
+    reason: Reason
+    exchange: bytes
+    routing_key: bytes
+    time_us: int
+
+
+# How a protocol writes a death into its properties: (properties, death) -> new properties, or None to drop (a cycle).
+Stamp = Callable[[bytes, Death, Sequence[str]], bytes | None]
+
+
+class Broker:
+    def __init__(
+        self,
+        env: Env,
+        directory: LogDirectory,
+        metadata: MetadataService,
+        *,
+        settings_of: SettingsOf,
+        stamp: Stamp,
+        clean: bool,
+        log_config: LogConfig | None = None,
+    ) -> None:
+        self.env = env
+        self.directory = directory
+        self.metadata = metadata
+        self.vhosts: dict[str, VirtualHost] = {}
+        self.exchange_names: dict[UUID, bytes] = {}
+        self.unroutable_count = self.dead_letter_count = self.dropped_death_count = 0
+        self._settings_of = settings_of
+        self._stamp = stamp
+        self._clean = clean
+        self._log_config = log_config or LogConfig()
+        self._views: dict[int, Queue] = {}
+        self._dirty: dict[Queue, None] = {}
+        self._dirty_logs: dict[PartitionLog, None] = {}
+        self._to_dispatch: dict[Queue, None] = {}
+        self._next_ephemeral = EPHEMERAL_VIEWS
+        self._retired: set[UUID] = set()
+        self._journal_lock = trio.Lock()
+        self._wake = trio.Event()
+        self.transient_log = self._internal(TRANSIENT_NAME, TRANSIENT_CONFIG)
+        self._views_log = self._internal(journal.STREAM_NAME, VIEWS_CONFIG)
+        self.exchange_names[self.transient_log.stream_id] = b""
+        directory.pinned_from = self._pinned_from
+
+    # -- starting -----------------------------------------------------------------------------------------------
+
+    def _internal(self, name: str, config: LogConfig) -> PartitionLog:
+        for stream in self.directory.streams.values():
+            if stream.spec.kind == "internal" and stream.spec.name == name:
+                return stream.partitions[0]
+        spec = StreamSpec(id=self.env.ids.uuid(), name=name, kind="internal", config=config)
+        return self.directory.create_now(spec).partitions[0]
+
+    async def load(self) -> None:
+        """Bring every durable queue back with exactly its unsettled records, in order."""
+        snapshot = self.metadata.snapshot
+        for name in snapshot.vhosts:
+            host = self.vhosts[name] = VirtualHost(self, name)
+            host.load(snapshot)
+        restored = await self.env.worker.run(lambda: journal.Restored(_entries(self._views_log)))
+        logs = {
+            (stream.spec.id, log.partition): log
+            for stream in self.directory.streams.values()
+            for log in stream.partitions
+        }
+        for view_id, state in restored.views.items():
+            queue = self._views.get(view_id)
+            if queue is not None:
+                _restore(queue, state, logs)
+        await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values()))
+        if not self._clean:
+            for queue in self._views.values():
+                for lane in queue.lanes:
+                    lane.delivered_below = lane.next_seq
+        await self._drop_unneeded()
+
+    def _find_arrivals(self, restored: journal.Restored, logs: Iterable[PartitionLog]) -> None:
+        """Records behind the journal's last word find their views again by the routes in their batches."""
+        for log in logs:
+            offset = max(restored.applied_to(log.stream_id, log.partition, 0), log.log_start)
+            while runs := log.read(offset):
+                for run in runs:
+                    self._apply(log, run.batch)
+                offset = runs[-1].batch.next_offset
+
+    def _apply(self, log: PartitionLog, batch: RecordBatch) -> None:
+        for view_id in sorted({one for route_set in batch.route_sets for one in route_set}):
+            queue = self._views.get(view_id)
+            if queue is None or view_id >= EPHEMERAL_VIEWS:
+                continue
+            for lane in queue.lanes:
+                first = batch.index_of(lane.applied.get(log, 0))
+                for low, high in lane.spans(batch, first, batch.count):
+                    lane.extend(log, high - low, batch.base_offset + low, batch.base_offset + high)
+
+    async def _drop_unneeded(self) -> None:
+        """Streams of exchanges that were not durable are deleted, unless a queue still wants something of them."""
+        snapshot = self.metadata.snapshot
+        known = {exchange.stream for exchange in snapshot.exchanges.values()}
+        known |= {queue.stream for queue in snapshot.queues.values()}
+        needed = {
+            log.stream_id for queue in self._views.values() for lane in queue.lanes for log in lane.lowest_offsets()
+        }
+        for stream in list(self.directory.streams.values()):
+            if stream.spec.kind in ("exchange", "queue") and stream.spec.id not in known | needed:
+                await self._delete_stream(stream)
+            elif stream.spec.kind == "exchange":
+                self.exchange_names.setdefault(stream.spec.id, stream.spec.name.encode())
+
+    async def _delete_stream(self, stream: Stream) -> None:
+        for log in stream.partitions:
+            self._dirty_logs.pop(log, None)
+        await self.directory.delete_stream(stream)
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    def settings_of(self, vhost: str, name: str, arguments: Table) -> QueueSettings:
+        policy = self.metadata.snapshot.effective_policy(vhost, name, Resource.CLASSIC_QUEUE)
+        return self._settings_of(arguments, EMPTY if policy is None else policy.definition)
+
+    def new_queue(
+        self,
+        host: VirtualHost,
+        name: str,
+        view_id: int,
+        stream_id: StreamId,
+        settings: QueueSettings,
+        *,
+        durable: bool,
+        arguments: Table = EMPTY,
+        auto_delete: bool = False,
+        owner: object = None,
+        declared_durable: bool | None = None,
+    ) -> Queue:
+        queue = Queue(
+            name,
+            view_id,
+            settings,
+            durable=durable,
+            transfer=lambda one, stretch, reason: self._dead_letter(host, one, stretch, reason),
+            changed=self._note_change,
+            now_us=self.env.clock.wall_us,
+            stream_id=stream_id,
+            arguments=arguments,
+            auto_delete=auto_delete,
+            owner=owner,
+        )
+        queue.declared_durable = durable if declared_durable is None else declared_durable
+        self._views[view_id] = queue
+        return queue
+
+    def next_ephemeral_view(self) -> int:
+        self._next_ephemeral += 1
+        return self._next_ephemeral
+
+    def forget(self, queue: Queue) -> None:
+        """A queue is gone: its own log is dropped, and the journal no longer speaks of it."""
+        self._views.pop(queue.view_id, None)
+        self._dirty.pop(queue, None)
+        self._to_dispatch.pop(queue, None)
+        if queue.durable:
+            self._append_view(queue.view_id, b"")
+            self.directory.committer.lazy(self._views_log)
+            self.retire(queue.stream_id)
+
+    def retire(self, stream_id: UUID) -> None:
+        """Nothing is appended to this stream any more; it goes when no view needs it (2.6)."""
+        stream = self.directory.streams.get(stream_id)
+        if stream is not None:
+            self._retired.add(stream_id)
+            self._wake.set()
+
+    def _note_change(self, queue: Queue) -> None:
+        if queue.durable:
+            if not self._dirty:
+                self._wake.set()
+            self._dirty[queue] = None
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    def log_of(self, stream_id: StreamId, name: str, kind: str, vhost: str) -> PartitionLog:
+        """The log of an exchange or queue, made when it is first written to."""
+        stream = self.directory.streams.get(stream_id)
+        if stream is None:
+            spec = StreamSpec(
+                id=stream_id,
+                name=name,
+                kind=kind,
+                vhost=vhost,
+                created_us=self.env.clock.wall_us(),
+                config=self._log_config,
+            )
+            stream = self.directory.create_now(spec)
+        return stream.partitions[0]
+
+    def publish(
+        self,
+        target: Target,
+        properties: Sequence[bytes],
+        bodies: Sequence[bytes],
+        *,
+        attributes: int,
+        expiry_us: int = 0,
+        keys: Sequence[bytes] | None = None,
+    ) -> int | None:
+        """Append records that share target, attributes and expiry; the views hear of them at once.
+
+        Returns the offset that a commit must pass before they may be confirmed, or None: there was nothing to keep.
+        Consumers get theirs with `dispatch`.
+        """
+        log = target.log
+        count = len(bodies)
+        if not target.queues:
+            self.unroutable_count += count
+            if log is None:
+                return None
+        assert log is not None
+        appended = log.append(
+            [target.key] * count if keys is None else keys,
+            properties,
+            bodies,
+            timestamp_us=self.env.clock.wall_us(),
+            attributes=attributes,
+            expiry_us=expiry_us,
+            route_set=target.route_set,
+        )
+        run = appended.run
+        assert run is not None
+        to_dispatch = self._to_dispatch
+        for queue in target.queues:
+            queue.arrive(log, run.batch, run.first, run.last)
+            to_dispatch[queue] = None
+        self._dirty_logs[log] = None
+        if attributes & PERSISTENT:
+            self.directory.committer.urgent(log)
+        else:
+            self.directory.committer.lazy(log)
+        return int(appended.next_offset)
+
+    def dispatch(self) -> None:
+        """Hand out what arrived since the last call, then keep the length limits."""
+        while self._to_dispatch:
+            queues, self._to_dispatch = self._to_dispatch, {}
+            for queue in queues:
+                if queue.consumers:
+                    queue.dispatch()
+                queue.keep_limits()
+
+    # -- dead letters -------------------------------------------------------------------------------------------
+
+    def _dead_letter(self, host: VirtualHost, queue: Queue, stretch: Stretch, reason: Reason) -> None:
+        """Move records to the dead-letter exchange, or drop them; settled once the copy is safe."""
+        exchange = queue.settings.dead_letter_exchange
+        if exchange is None or host.router.exchange(exchange) is None:
+            stretch.lane.settle(stretch.seq, stretch.count)
+            self._note_change(queue)
+            return
+        batch = stretch.loaded()
+        now_us = self.env.clock.wall_us()
+        name = self.exchange_names.get(stretch.source.stream_id, b"")
+        while stretch.count:
+            one = stretch.split(1)
+            key = batch.keys[one.index]
+            new_key = (
+                key
+                if queue.settings.dead_letter_routing_key is None
+                else queue.settings.dead_letter_routing_key.encode()
+            )
+            target = host.target(exchange, new_key, [new_key.decode("utf-8", "surrogateescape")])
+            death = Death(queue.name, reason, name, key, now_us)
+            properties = self._stamp(batch.properties[one.index], death, [other.name for other in target.queues])
+            if properties is None:
+                self.dropped_death_count += 1
+                one.lane.settle(one.seq, 1)
+                self._note_change(queue)
+                continue
+            attributes = batch.attributes.at(one.index)
+            reached = self.publish(target, [properties], [batch.values[one.index]], attributes=attributes)
+            self.dead_letter_count += 1
+            if reached is None or target.log is None:
+                one.lane.settle(one.seq, 1)
+                self._note_change(queue)
+            else:
+                target.log.when_committed(reached, _Settle(self, queue, one))
+
+    # -- the journal --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write the views' journal and see to timers until cancelled."""
+        while True:
+            await self._wake.wait()
+            await self.env.clock.sleep(JOURNAL_PERIOD_S)
+            self._wake = trio.Event()
+            await self.write_journal()
+            await self._drop_retired()
+
+    async def write_journal(self) -> None:
+        """Everything settled so far is on the disk when this returns."""
+        async with self._journal_lock:
+            queues, self._dirty = list(self._dirty), {}
+            logs, self._dirty_logs = list(self._dirty_logs), {}
+            if not queues and not logs:
+                return
+            states = [(queue.view_id, journal.encode_view(_state(queue))) for queue in queues if not queue.deleted]
+            sources = {log for queue in queues for lane in queue.lanes for log in lane.applied}
+            ends = {log: log.end for log in {*logs, *sources} if isinstance(log, PartitionLog)}
+            for log, end in ends.items():
+                await self._committed(log, end)
+            for view_id, value in states:
+                self._append_view(view_id, value)
+            for log in logs:
+                key = journal.log_key(log.stream_id, log.partition)
+                self._append_entry(key, journal.encode_applied(ends[log]))
+            await self._committed(self._views_log, self._views_log.end)
+
+    async def _committed(self, log: PartitionLog, end: int) -> None:
+        """Wait until the log is committed up to here."""
+        done = trio.Event()
+        log.when_committed(end, done.set)
+        if not done.is_set():
+            self.directory.committer.urgent(log)
+            await done.wait()
+
+    def _append_view(self, view_id: int, value: bytes) -> None:
+        self._append_entry(journal.view_key(view_id), value)
+
+    def _append_entry(self, key: bytes, value: bytes) -> None:
+        self._views_log.append([key], [b""], [value], timestamp_us=self.env.clock.wall_us(), attributes=PERSISTENT)
+
+    async def _drop_retired(self) -> None:
+        retired = self._retired
+        if not retired:
+            return
+        needed = {
+            source.stream_id
+            for queue in self._views.values()
+            for lane in queue.lanes
+            for source in lane.lowest_offsets()
+        }
+        for stream_id in sorted(retired - needed):
+            stream = self.directory.streams.get(stream_id)
+            if stream is not None:
+                await self._delete_stream(stream)
+        self._retired = retired & needed
+
+    def _pinned_from(self, log: PartitionLog) -> int | None:
+        """The lowest offset of this log that some queue has not settled."""
+        lowest: int | None = None
+        for queue in self._views.values():
+            for lane in queue.lanes:
+                if log in lane.applied:
+                    found = lane.lowest_offsets().get(log)
+                    if found is not None and (lowest is None or found < lowest):
+                        lowest = found
+        return lowest
+
+
+class _Settle:
+    """Settles one record once its copy is safe. A plain callback for the log."""
+
+    __slots__ = ("_broker", "_queue", "_stretch")
+
+    def __init__(self, broker: Broker, queue: Queue, stretch: Stretch) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._stretch = stretch
+
+    def __call__(self) -> None:
+        self._stretch.lane.settle(self._stretch.seq, self._stretch.count)
+        self._broker._note_change(self._queue)
+
+
+def _entries(log: PartitionLog) -> Iterable[tuple[int, bytes, bytes]]:
+    offset = int(log.log_start)
+    while runs := log.read(offset):
+        for run in runs:
+            for index in range(run.first, run.last):
+                yield run.batch.offset_at(index), run.batch.keys[index], run.batch.values[index]
+        offset = runs[-1].batch.next_offset
+
+
+def _state(queue: Queue) -> journal.ViewState:
+    return journal.ViewState(journal.FORMAT, queue.byte_count, [_lane_state(lane) for lane in queue.lanes])
+
+
+def _lane_state(lane: Lane) -> journal.LaneState:
+    return journal.LaneState(
+        lane.next_seq,
+        lane.floor,
+        list(lane.settled),
+        [
+            (seq, count, source.stream_id.bytes, source.partition, first, end)
+            for seq, count, source, first, end in lane.arrivals()
+        ],
+        [(source.stream_id.bytes, source.partition, end) for source, end in lane.applied.items()],
+    )
+
+
+def _restore(queue: Queue, state: journal.ViewState, logs: dict[tuple[UUID, int], PartitionLog]) -> None:
+    queue.byte_count = state.byte_count
+    for lane, kept in zip(queue.lanes, state.lanes, strict=False):
+        arrivals = []
+        for seq, count, stream, partition, first, end in kept.arrivals:
+            log = logs.get((UUID(bytes=stream), partition))
+            if log is None:
+                raise NotFound(f"queue '{queue.name}' needs stream {UUID(bytes=stream)}, which is not there")
+            arrivals.append(Extent(seq, count, log, first, end))
+        lane.restore(kept.next_seq, kept.floor, kept.settled, arrivals)
+        for stream, partition, end in kept.applied:
+            log = logs.get((UUID(bytes=stream), partition))
+            if log is not None:
+                lane.applied[log] = end

@@ -1,0 +1,301 @@
+"""One virtual host: its exchanges, queues and bindings, and the way of a publish into the log. Driver of topology.
+
+Durable things are committed to the metadata store first and routed with afterwards, so a bind-ok means that the next
+publish is routed with it. Ephemeral ones (non-durable, exclusive) live here only and never meet the store (K6).
+Publishing itself is synchronous: route, append, tell the views, in one step (K1).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace.controller.changes import DeleteBinding, DeleteExchange, DeleteQueue, PutBinding, PutExchange, PutQueue
+from headrace.controller.entities import Binding as BindingEntity
+from headrace.controller.entities import DestinationKind
+from headrace.controller.entities import Exchange as ExchangeEntity
+from headrace.controller.entities import Queue as QueueEntity
+from headrace.controller.errors import InUse, Invalid, NotFound
+from headrace.controller.snapshot import Snapshot
+from headrace.controller.table import EMPTY, Table
+from headrace.core_log.ids import StreamId
+from headrace.core_log.log import PartitionLog
+from headrace.gateways.delivery.queue import Queue, QueueSettings
+from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, ExchangeKind, Fields, Route, Router
+
+if TYPE_CHECKING:
+    from headrace.gateways.delivery.broker import Broker
+
+# View ids from here on are ephemeral: they mean something only while this process lives.
+EPHEMERAL_VIEWS = 1 << 31
+
+
+class Target:
+    """Where publishes with one exchange and key go: kept by publishers until the router says otherwise."""
+
+    __slots__ = ("byte_limits", "exchange", "key", "log", "queues", "route", "route_set")
+
+    def __init__(
+        self, exchange: str, key: bytes, route: Route[Queue], log: PartitionLog | None, queues: tuple[Queue, ...]
+    ) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.route = route
+        self.log = log
+        self.queues = queues
+        self.route_set = tuple(sorted(queue.view_id for queue in queues))
+        # Only queues with reject-publish have to be asked before an append.
+        self.byte_limits = [queue for queue in queues if queue.settings.overflow != "drop-head"]
+
+
+class VirtualHost:
+    def __init__(self, broker: "Broker", name: str) -> None:
+        self.name = name
+        self.queues: dict[str, Queue] = {}
+        self.router: Router[Queue] = Router(self.queues.get, name_of=lambda queue: queue.name)
+        self._broker = broker
+        self._streams: dict[str, StreamId] = {}
+        self._topology = trio.Lock()
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Everything durable, as the store has it."""
+        for (vhost, name), exchange in snapshot.exchanges.items():
+            if vhost == self.name and name != DEFAULT_EXCHANGE:
+                self._put_exchange(exchange, durable=True)
+        for (vhost, _name), found in snapshot.queues.items():
+            if vhost == self.name:
+                self._put_queue(
+                    self._broker.new_queue(
+                        self,
+                        found.name,
+                        int(found.view),
+                        found.stream,
+                        self._broker.settings_of(self.name, found.name, found.arguments),
+                        durable=True,
+                        arguments=found.arguments,
+                        auto_delete=found.auto_delete,
+                    )
+                )
+        for (vhost, _source), bindings in snapshot.bindings_from.items():
+            if vhost == self.name:
+                for binding in bindings.values():
+                    self._bind(binding)
+
+    def _put_exchange(self, exchange: ExchangeEntity, *, durable: bool) -> None:
+        self._streams[exchange.name] = exchange.stream
+        self._broker.exchange_names[exchange.stream] = exchange.name.encode()
+        alternate = exchange.arguments.get("alternate-exchange")
+        self.router.put_exchange(
+            exchange.name,
+            ExchangeKind(exchange.kind),
+            durable=durable,
+            auto_delete=exchange.auto_delete,
+            internal=exchange.internal,
+            alternate=alternate if isinstance(alternate, str) else None,
+            arguments=exchange.arguments,
+        )
+
+    def _put_queue(self, queue: Queue) -> None:
+        self.queues[queue.name] = queue
+        self._broker.exchange_names[queue.stream_id] = b""
+        self.router.put_queue(queue)
+
+    def _bind(self, binding: BindingEntity) -> None:
+        if binding.destination_kind is DestinationKind.QUEUE:
+            queue = self.queues[binding.destination]
+            self.router.bind_queue(binding.source, queue, binding.routing_key, binding.arguments)
+        else:
+            self.router.bind_exchange(binding.source, binding.destination, binding.routing_key, binding.arguments)
+
+    # -- exchanges ----------------------------------------------------------------------------------------------
+
+    async def declare_exchange(
+        self, name: str, kind: str, *, durable: bool, auto_delete: bool, internal: bool, arguments: Table = EMPTY
+    ) -> None:
+        """A new exchange. The caller has compared with one that may exist."""
+        try:
+            ExchangeKind(kind)
+        except ValueError:
+            raise Invalid(f"unknown exchange type '{kind}'") from None
+        async with self._topology:
+            if self.router.exchange(name) is not None:
+                return
+            entity = ExchangeEntity(
+                vhost=self.name,
+                name=name,
+                kind=kind,
+                stream=self._broker.metadata.new_stream(),
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments,
+            )
+            if durable:
+                await self._broker.metadata.commit(PutExchange(entity))
+            self._put_exchange(entity, durable=durable)
+
+    async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        async with self._topology:
+            found = self.router.exchange(name)
+            if found is None:
+                return
+            if if_unused and not self.router.is_unused(name):
+                raise InUse(f"exchange '{name}' in vhost '{self.name}' in use")
+            await self._remove_exchange(name, durable=found.durable)
+
+    async def _remove_exchange(self, name: str, *, durable: bool) -> None:
+        stream = self._streams.pop(name)
+        if durable:
+            await self._broker.metadata.commit(DeleteExchange(self.name, name, stream))
+        left_over = self.router.remove_exchange(name)
+        self._broker.retire(stream)
+        for other in left_over:
+            await self._auto_delete_exchange(other)
+
+    async def _auto_delete_exchange(self, name: str) -> None:
+        found = self.router.exchange(name)
+        if found is not None and found.auto_delete and self.router.is_unused(name):
+            await self._remove_exchange(name, durable=found.durable)
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
+        found = self.queues.get(name)
+        if found is None:
+            raise NotFound(f"no queue '{name}' in vhost '{self.name}'")
+        return found
+
+    async def declare_queue(
+        self,
+        name: str,
+        settings: QueueSettings,
+        *,
+        durable: bool,
+        auto_delete: bool = False,
+        owner: object = None,
+        user: str = "",
+        arguments: Table = EMPTY,
+    ) -> Queue:
+        """A new queue, or the one that somebody declared meanwhile."""
+        async with self._topology:
+            found = self.queues.get(name)
+            if found is not None:
+                return found
+            metadata = self._broker.metadata
+            stream = metadata.new_stream()
+            kept = durable and owner is None
+            if kept:
+                view = metadata.new_view()
+                await metadata.commit(
+                    PutQueue(
+                        QueueEntity(
+                            vhost=self.name,
+                            name=name,
+                            view=view,
+                            stream=stream,
+                            owner=user,
+                            auto_delete=auto_delete,
+                            arguments=arguments,
+                        )
+                    )
+                )
+            queue = self._broker.new_queue(
+                self,
+                name,
+                int(view) if kept else self._broker.next_ephemeral_view(),
+                stream,
+                settings,
+                durable=kept,
+                declared_durable=durable,
+                arguments=arguments,
+                auto_delete=auto_delete,
+                owner=owner,
+            )
+            self._put_queue(queue)
+            return queue
+
+    async def delete_queue(self, queue: Queue) -> int:
+        """Gone, with its bindings and its own log; returns how many records were ready."""
+        async with self._topology:
+            if queue.deleted:
+                return 0
+            if queue.durable:
+                found = self._broker.metadata.snapshot.queues[self.name, queue.name]
+                await self._broker.metadata.commit(DeleteQueue(self.name, queue.name, found.view))
+            return await self._drop_queue(queue)
+
+    async def _drop_queue(self, queue: Queue) -> int:
+        count = queue.ready_count
+        queue.deleted = True
+        del self.queues[queue.name]
+        left_over = self.router.remove_queue(queue)
+        for consumer in list(queue.consumers):
+            consumer.cancel()
+        queue.consumers.clear()
+        self._broker.forget(queue)
+        for exchange in left_over:
+            await self._auto_delete_exchange(exchange)
+        return count
+
+    # -- bindings -----------------------------------------------------------------------------------------------
+
+    async def bind(self, binding: BindingEntity) -> None:
+        """Raises NotFound for ends that are not there. Routed with when this returns."""
+        async with self._topology:
+            durable = self._check_ends(binding)
+            if durable:
+                await self._broker.metadata.commit(PutBinding(binding))
+            self._bind(binding)
+
+    async def unbind(self, binding: BindingEntity) -> None:
+        async with self._topology:
+            if self.router.exchange(binding.source) is None:
+                return
+            durable = self._check_ends(binding)
+            known = self._broker.metadata.snapshot.bindings_of(self.name, binding.source)
+            if durable and binding.key in known:
+                await self._broker.metadata.commit(DeleteBinding(binding))
+            if binding.destination_kind is DestinationKind.QUEUE:
+                queue = self.queues[binding.destination]
+                self.router.unbind_queue(binding.source, queue, binding.routing_key, binding.arguments)
+            else:
+                self.router.unbind_exchange(binding.source, binding.destination, binding.routing_key, binding.arguments)
+            await self._auto_delete_exchange(binding.source)
+
+    def _check_ends(self, binding: BindingEntity) -> bool:
+        """True if both ends are durable, and so is the binding."""
+        source = self.router.exchange(binding.source)
+        if source is None:
+            raise NotFound(f"no exchange '{binding.source}' in vhost '{self.name}'")
+        if binding.destination_kind is DestinationKind.QUEUE:
+            return source.durable and self.queue(binding.destination).durable
+        destination = self.router.exchange(binding.destination)
+        if destination is None:
+            raise NotFound(f"no exchange '{binding.destination}' in vhost '{self.name}'")
+        return source.durable and destination.durable
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    def target(
+        self, exchange: str, key: bytes, keys: Sequence[str], headers: Fields = None, properties: Fields = None
+    ) -> Target:
+        """Where a publish goes. Raises NotFound for an exchange that is not there."""
+        route = self.router.route(exchange, keys, headers, properties)
+        return Target(exchange, key, route, self._log_for(exchange, route), route.queues)
+
+    def _log_for(self, exchange: str, route: Route[Queue]) -> PartitionLog | None:
+        """The log that holds a publish: the exchange's, or for the default exchange a queue's own."""
+        if exchange != DEFAULT_EXCHANGE:
+            return self._broker.log_of(self._streams[exchange], exchange, "exchange", self.name)
+        for queue in route.queues:
+            if queue.durable:
+                return self._broker.log_of(queue.stream_id, queue.name, "queue", self.name)
+        return self._broker.transient_log if route.queues else None
+
+    def is_current(self, target: Target) -> bool:
+        return self.router.is_current(target.route)
+
+    def bindings(self) -> Mapping[str, int]:
+        """How many bindings each exchange has, for those who look."""
+        return {one.name: len(self.router.bindings_from(one.name)) for one in self.router.exchanges()}
