@@ -9,7 +9,7 @@ import trio
 
 from headrace import cli, node
 from headrace.config import Config
-from headrace.core_log.env import Env
+from headrace.core_log.directory import LogDirectory
 from headrace.kinds import Address
 
 
@@ -41,7 +41,7 @@ class EchoDoor:
             await stream.send_all(data)
 
 
-def build_doors(config: Config, env: Env) -> list[node.Door]:
+def build_doors(config: Config, log: LogDirectory) -> list[node.Door]:
     return [EchoDoor()]
 
 

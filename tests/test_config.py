@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Config, load_config
+from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.kinds import Address
 from headrace.settings import ConfigError, settings_of
 
@@ -50,15 +51,30 @@ def test_all_of_a_file_is_taken(tmp_path: Path) -> None:
         compression = "lz4"
         retention_ms = "unlimited"
         retention_bytes = "10GiB"
-        disk_budget_fraction = 0.5
+        tail_cache_bytes = "1GiB"
+        journal_bytes = "8MiB"
         """
     )
     config = load_config(path, {"HEADRACE_STORAGE__HANDLES_MAX": "128"}, {"log.level": "error"})
     assert (config.node.data, config.node.drain_seconds) == (Path("/srv/headrace"), 60)
     assert (config.doors.amqp, config.doors.mqtt) == (Address("::", 5672), None)
     assert (config.log.level, config.log.format) == ("error", "json")
-    assert (config.storage.segment_bytes, config.storage.handles_max) == (128 << 20, 128)
-    assert (config.storage.retention_ms, config.storage.retention_bytes) == (None, 10 << 30)
+    assert config.storage.handles_max == 128
+    assert config.storage.stream_defaults() == LogConfig(
+        durability="interval",
+        compression="lz4",
+        retention_ms=None,
+        retention_bytes=10 << 30,
+        segment_bytes_max=128 << 20,
+    )
+    assert config.storage.directory() == DirectoryConfig(
+        tail_cache_bytes_max=1 << 30, journal_bytes_max=8 << 20, interval_ms=50
+    )
+
+
+def test_our_defaults_are_those_of_the_log() -> None:
+    storage = Config().storage
+    assert (storage.stream_defaults(), storage.directory()) == (LogConfig(), DirectoryConfig())
 
 
 def test_mistyped_key_is_answered_with_the_nearest() -> None:

@@ -17,7 +17,6 @@ from headrace.kinds import (
     Listen,
     Milliseconds,
     Seconds,
-    Share,
     Size,
     Text,
 )
@@ -99,12 +98,6 @@ def test_half_an_address_is_refused(raw: object) -> None:
         Listen().read(raw)
 
 
-@pytest.mark.parametrize("raw", [0, -0.1, 1.01, "nan", "inf", float("nan"), True, "x", None])
-def test_share_is_above_nothing_and_up_to_the_whole(raw: object) -> None:
-    with pytest.raises(ValueError):
-        Share().read(raw)
-
-
 @pytest.mark.parametrize("raw", [True, "1.0", 1.0, "-1", 11, "11", "", None])
 def test_count_is_a_whole_number_in_its_range(raw: object) -> None:
     with pytest.raises(ValueError):
@@ -141,7 +134,7 @@ def test_shown_address_reads_back_as_itself(host: object, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [ANY_SIZE, ANY_DURATION, Seconds(0, 9), Count(0, 9), Share(), Listen(), Text(), FilePath()], ids=str
+    "kind", [ANY_SIZE, ANY_DURATION, Seconds(0, 9), Count(0, 9), Listen(), Text(), FilePath()], ids=str
 )
 @given(raw=st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.booleans(), st.none()))
 def test_whatever_comes_is_read_or_refused(kind: Kind, raw: object) -> None:

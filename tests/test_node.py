@@ -13,9 +13,11 @@ import pytest
 import trio
 
 from headrace.config import Config
+from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
-from headrace.core_log.errors import DirectoryInUse, StorageError, UnknownFormat
+from headrace.core_log.errors import DirectoryInUse, Poisoned, StorageError, UnknownFormat
 from headrace.core_log.real import real_env
+from headrace.core_log.storage.memory import MemoryStorage
 from headrace.exits import DoorNotOpened
 from headrace.kinds import Address
 from headrace.node import Door, Identity, decode_identity, encode_identity, open_identity, run_node
@@ -53,6 +55,35 @@ class Recorder:
         self._drained.set()
 
 
+class Publisher:
+    """A door that publishes one message to a stream of its own and waits for the commit."""
+
+    name = "amqp"
+
+    def __init__(self, config: Config, log: LogDirectory) -> None:
+        self._config = config
+        self._log = log
+        self._committed = trio.Event()
+
+    async def open(self, address: Address) -> Address:
+        return address
+
+    async def serve(self) -> None:
+        stream = await self._log.create_stream("mill", kind="topic", config=self._config.storage.stream_defaults())
+        log = stream.partitions[0]
+        appended = log.append([b"key"], [b""], [b"value"], timestamp_us=1)
+        log.when_committed(appended.next_offset, lambda *_: self._committed.set())
+        self._log.committer.urgent(log)
+        await trio.sleep_forever()
+
+    async def drain(self) -> None:
+        await self._committed.wait()
+
+
+def no_doors(config: Config, log: LogDirectory) -> list[Door]:
+    return []
+
+
 def config_with(**doors: str | None) -> Config:
     config = Config()
     given = {name: None if text is None else Address("127.0.0.1", int(text)) for name, text in doors.items()}
@@ -61,8 +92,9 @@ def config_with(**doors: str | None) -> Config:
 
 async def run_and_stop(config: Config, env: Env, doors: list[Door]) -> Mapping[str, Address]:
     stop = trio.Event()
+    start = partial(run_node, config, env, stop=stop, doors=lambda config, log: doors)
     async with trio.open_nursery() as nursery:
-        bound: Mapping[str, Address] = await nursery.start(partial(run_node, config, env, stop=stop, doors=doors))
+        bound: Mapping[str, Address] = await nursery.start(start)
         stop.set()
     return bound
 
@@ -89,7 +121,7 @@ async def test_mark_of_a_clean_stop_is_there_only_while_nothing_runs(tmp_path: P
     for _ in range(2):
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(run_node, Config(), real_env(tmp_path), stop=stop, doors=[]))
+            await nursery.start(partial(run_node, Config(), real_env(tmp_path), stop=stop, doors=no_doors))
             assert not (tmp_path / "clean").exists()
             stop.set()
         assert (tmp_path / "clean").exists()
@@ -97,7 +129,7 @@ async def test_mark_of_a_clean_stop_is_there_only_while_nothing_runs(tmp_path: P
 
 async def test_cancelled_node_counts_as_crashed_and_its_lock_is_free(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(run_node, Config(), real_env(tmp_path), stop=trio.Event(), doors=[]))
+        await nursery.start(partial(run_node, Config(), real_env(tmp_path), stop=trio.Event(), doors=no_doors))
         nursery.cancel_scope.cancel()
     assert not (tmp_path / "clean").exists()
     await run_and_stop(Config(), real_env(tmp_path), [])
@@ -106,19 +138,51 @@ async def test_cancelled_node_counts_as_crashed_and_its_lock_is_free(tmp_path: P
 async def test_second_node_on_a_data_directory_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(run_node, Config(), real_env(tmp_path), stop=stop, doors=[]))
+        await nursery.start(partial(run_node, Config(), real_env(tmp_path), stop=stop, doors=no_doors))
         with pytest.raises(DirectoryInUse):
-            await run_node(Config(), real_env(tmp_path), stop=stop, doors=[])
+            await run_node(Config(), real_env(tmp_path), stop=stop, doors=no_doors)
         with pytest.raises(DirectoryInUse):
             real_env(tmp_path).storage.lock()
         stop.set()
 
 
+async def test_what_was_committed_is_there_after_a_clean_restart(tmp_path: Path) -> None:
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        publish = partial(run_node, Config(), real_env(tmp_path), stop=stop, doors=lambda *of: [Publisher(*of)])
+        await nursery.start(publish)
+        stop.set()
+    found: list[tuple[str, int]] = []
+
+    def look(config: Config, log: LogDirectory) -> list[Door]:
+        found.extend((stream.spec.name, stream.partitions[0].end) for stream in log.streams.values())
+        return []
+
+    stopped = trio.Event()
+    stopped.set()
+    await run_node(Config(), real_env(tmp_path), stop=stopped, doors=look)
+    assert found == [("mill", 1)]
+
+
+async def test_disk_that_fails_to_sync_ends_the_node_and_leaves_no_mark_of_a_clean_stop(tmp_path: Path) -> None:
+    storage = MemoryStorage()
+    env = replace(real_env(tmp_path), storage=storage, worker=Inline())
+
+    def publish_on_a_failing_disk(config: Config, log: LogDirectory) -> list[Door]:
+        storage.fail("sync", times=1_000)
+        return [Publisher(config, log)]
+
+    with pytest.RaisesGroup(Poisoned, flatten_subgroups=True):
+        await run_node(Config(), env, stop=trio.Event(), doors=publish_on_a_failing_disk)
+    assert not storage.process_crash().exists("clean")
+
+
 async def test_door_that_cannot_listen_stops_the_start_and_shuts_the_others(tmp_path: Path) -> None:
     story: list[str] = []
     doors: list[Door] = [Recorder("amqp", story), Recorder("mqtt", story, refuses=True)]
-    with pytest.RaisesGroup(pytest.RaisesExc(DoorNotOpened, match=r"mqtt door: .* 127.0.0.1:1883: Address already")):
-        await run_node(Config(), real_env(tmp_path), stop=trio.Event(), doors=doors)
+    refusal = pytest.RaisesExc(DoorNotOpened, match=r"mqtt door: .* 127.0.0.1:1883: Address already")
+    with pytest.RaisesGroup(refusal, flatten_subgroups=True):
+        await run_node(Config(), real_env(tmp_path), stop=trio.Event(), doors=lambda config, log: doors)
     assert story == ["amqp opens", "amqp ends"]
     real_env(tmp_path).storage.lock()
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.core_log.config import Compression, DirectoryConfig, Durability, LogConfig
 from headrace.kinds import (
     DAY_MS,
     GIB,
@@ -22,7 +23,6 @@ from headrace.kinds import (
     Listen,
     Milliseconds,
     Seconds,
-    Share,
     Size,
 )
 from headrace.settings import load, section, setting
@@ -79,11 +79,11 @@ class LoggingConfig:
 class StorageConfig:
     segment_bytes: int = setting(Size(MIB, 2 * GIB), "size at which a partition begins a new segment file", 64 * MIB)
     handles_max: int = setting(Count(16, 1_000_000), "segment files held open at a time", 512)
-    durability: str = setting(
+    durability: Durability = setting(
         Choice(("sync", "interval", "os")), "when an append counts as committed, for streams that do not say", "sync"
     )
     interval_ms: int = setting(Milliseconds(1, HOUR_MS), "time between syncs of streams with durability interval", 100)
-    compression: str = setting(
+    compression: Compression = setting(
         Choice(("none", "lz4", "auto")), "how batches are compressed, for streams that do not say", "auto"
     )
     retention_ms: int | None = setting(
@@ -92,9 +92,30 @@ class StorageConfig:
     retention_bytes: int | None = setting(
         Size(KIB, unlimited=True), "size of a stream above which its oldest settled records may go", None
     )
-    disk_budget_fraction: float = setting(
-        Share(), "share of the disk above which the oldest settled segments of all streams go first", 0.25
+    tail_cache_bytes: int = setting(
+        Size(MIB), "memory for the newest batches of all partitions, for readers near the end", 64 * MIB
     )
+    journal_bytes: int = setting(
+        Size(MIB, GIB), "size of the commit journal; what lies in it is replayed after a crash", 32 * MIB
+    )
+
+    def directory(self) -> DirectoryConfig:
+        """What all partitions of the data directory share."""
+        return DirectoryConfig(
+            tail_cache_bytes_max=self.tail_cache_bytes,
+            journal_bytes_max=self.journal_bytes,
+            interval_ms=self.interval_ms,
+        )
+
+    def stream_defaults(self) -> LogConfig:
+        """How a stream is kept that was declared without saying so."""
+        return LogConfig(
+            durability=self.durability,
+            compression=self.compression,
+            retention_ms=self.retention_ms,
+            retention_bytes=self.retention_bytes,
+            segment_bytes_max=self.segment_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,24 +118,6 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A part of a whole, above 0 and up to 1."""
-
-    expected: str = "a number above 0 and up to 1, such as 0.25"
-
-    def read(self, raw: object) -> float:
-        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-            raise ValueError
-        value = float(raw)
-        if not 0 < value <= 1:  # false for nan too
-            raise ValueError
-        return value
-
-    def show(self, value: Any) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True, slots=True)
 class Size:
     """Bytes: a plain number, or a number with a unit."""
 

@@ -9,7 +9,7 @@ Neighbours: commands/serve.py runs it under signals; each door comes in as one l
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 from uuid import UUID
@@ -17,6 +17,7 @@ from uuid import UUID
 import trio
 
 from headrace.config import Config
+from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import StorageError, UnknownFormat
 from headrace.exits import DoorNotOpened
@@ -26,7 +27,7 @@ IDENTITY = "node.json"
 CLEAN = "clean"
 FORMAT = 1
 # Any of these without node.json is a directory that lost its identity, or never had one: not ours to adopt.
-_KEPT = ("streams", "views", "meta.sqlite", CLEAN)
+_KEPT = ("streams", "trash", "journal", "views", "meta.sqlite", CLEAN)
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Identity:
     disk: UUID
 
 
-def build_doors(config: Config, env: Env) -> list[Door]:
+def build_doors(config: Config, log: LogDirectory) -> list[Door]:
     """Every door this release has; which of them open is the configuration's affair."""
     return []
 
@@ -64,18 +65,25 @@ async def run_node(
     env: Env,
     *,
     stop: trio.Event,
-    doors: Sequence[Door] | None = None,
+    doors: Callable[[Config, LogDirectory], Sequence[Door]] | None = None,
     task_status: trio.TaskStatus[Mapping[str, Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `stop` is set, then drain and return. Started = every open door accepts; its value is where."""
-    if doors is None:
-        doors = build_doors(config, env)
+    """Serve until `stop` is set, then drain and return. Started = every open door accepts; its value is where.
+
+    Raises what the log raises when the disk can no longer be trusted; the directory then counts as unclean.
+    """
     await env.worker.run(env.storage.lock)
     try:
         identity = await env.worker.run(lambda: open_identity(env))
         clean = await env.worker.run(lambda: take_clean_marker(env))
-        _log.info("data directory opened", extra={**_texts(identity), "clean": clean})
-        await _serve_doors(config, doors, stop, task_status)
+        log = await LogDirectory.open(env, config.storage.directory(), clean=clean)
+        told = {"clean": clean, "streams": len(log.streams), "replayed": log.replayed_count}
+        _log.info("data directory opened", extra={**_texts(identity), **told})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            await _serve_doors(config, (doors or build_doors)(config, log), stop, task_status)
+            await log.close()
+            nursery.cancel_scope.cancel()
         await env.worker.run(lambda: env.storage.replace_file(CLEAN, b""))
         _log.info("stopped clean")
     finally:
