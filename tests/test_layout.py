@@ -85,6 +85,12 @@ def test_file_that_does_not_call_itself_a_driver_imports_nothing_of_the_outside(
     assert imported(source) & OUTSIDE == set()
 
 
+@pytest.mark.parametrize("source", [s for s in SOURCES if s.parts[0] == "controller"], ids=str)
+def test_controller_knows_of_the_log_only_ids_and_errors(source: Path) -> None:
+    used = set(re.findall(r"headrace\.core_log[.\w]*", (ROOT / source).read_text()))
+    assert used <= {"headrace.core_log.ids", "headrace.core_log.errors"}
+
+
 @pytest.mark.parametrize("room", (*ROOMS[1:], "interop", "bench"))
 def test_room_has_a_page_and_stands_in_the_table_of_rooms(room: str) -> None:
     assert (ROOT / room / "README.md").is_file()
