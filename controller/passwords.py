@@ -132,8 +132,11 @@ def _verify(argon2: str, secret: bytes) -> bool:
 
 
 def _bytes(password: str) -> bytes:
-    # A password that came as bytes which are not UTF-8 is carried as surrogates.
-    return password.encode("utf-8", "surrogateescape")
+    try:
+        # A password that came as bytes which are not UTF-8 is carried as surrogates, and is those bytes.
+        return password.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return password.encode("utf-8", "surrogatepass")
 
 
 DEFAULT_HASHER = _hasher(DEFAULT_COST)
