@@ -91,6 +91,11 @@ def amqp_error(code: ReplyCode, text: str, class_id: int = 0, method_id: int = 0
     return kind(code, text, class_id, method_id)
 
 
+def resource(kind: str, name: str, vhost: str) -> str:
+    """A queue or exchange as RabbitMQ names it in texts: `queue 'q' in vhost '/'`."""
+    return f"{kind} '{name}' in vhost '{vhost}'"
+
+
 # The first family that fits decides: from special to general.
 _REPLY_OF_FAMILY: tuple[tuple[type[HeadraceError], ReplyCode], ...] = (
     (DiskFull, ReplyCode.RESOURCE_ERROR),
