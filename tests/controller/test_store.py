@@ -20,17 +20,45 @@ from sqlalchemy.exc import IntegrityError
 
 from headrace.controller import migrations
 from headrace.controller.changes import (
+    CHANGES,
     Change,
+    DeleteBinding,
+    DeleteExchange,
+    DeletePermission,
+    DeletePolicy,
     DeleteQueue,
+    DeleteTopicPermission,
     DeleteUser,
+    DeleteUserLimits,
+    DeleteVhost,
+    DeleteVhostLimits,
+    PutBinding,
     PutExchange,
     PutPermission,
+    PutPolicy,
     PutQueue,
+    PutTopicPermission,
     PutUser,
+    PutUserLimits,
     PutVhost,
+    PutVhostLimits,
     encode_changes,
 )
-from headrace.controller.entities import Exchange, Permission, Queue, User, Version, Vhost
+from headrace.controller.entities import (
+    ApplyTo,
+    Binding,
+    DestinationKind,
+    Exchange,
+    Permission,
+    Policy,
+    Queue,
+    TopicPermission,
+    User,
+    UserLimits,
+    Version,
+    Vhost,
+    VhostLimits,
+)
 from headrace.controller.errors import MetadataRegressed
 from headrace.controller.models import Base
 from headrace.controller.snapshot import Snapshot, apply
@@ -44,9 +72,11 @@ from headrace.controller.store import (
     SqliteStore,
     Unknown,
 )
+from headrace.controller.table import Table
 from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError, UnknownFormat
 from headrace.core_log.ids import StreamId, ViewId
 
+from .strategies import RICH
 from .strategies import changes as any_change
 
 VHOST = PutVhost(Vhost("/"))
@@ -222,20 +252,51 @@ class Walk:
         self.expected = after
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(any_change, min_size=1, max_size=6), max_size=12))
+EVERY_CHANGE: list[Change] = [
+    PutVhost(Vhost("new")),
+    DeleteVhost("/"),
+    DeleteUser("ann"),
+    PutUser(User("ann", "other", ("z",))),
+    PutUser(User("new")),
+    PutPermission(Permission("ann", "/", "x", "y", "z")),
+    DeletePermission("ann", "/"),
+    PutTopicPermission(TopicPermission("ann", "/", "e", "x", "y")),
+    DeleteTopicPermission("ann", "/", "e"),
+    PutExchange(Exchange("/", "new", "fanout", StreamId(UUID(int=7)), True, True, Table({"x": [None, {"y": 1.5}]}))),
+    DeleteExchange("/", "e", StreamId(UUID(int=0))),
+    PutQueue(Queue("/", "new", ViewId(9), StreamId(UUID(int=9)), "ann", True, Table({"x": b"\xff"}))),
+    DeleteQueue("/", "q", ViewId(1)),
+    PutBinding(Binding("/", "e", DestinationKind.QUEUE, "p", "ü", Table({"x": True}))),
+    DeleteBinding(Binding("/", "e", DestinationKind.QUEUE, "q", "a.b", Table({"x-max-length": 3}))),
+    PutPolicy(Policy("/", "p1", "^x", Table({"max-age": "7D"}), ApplyTo.STREAMS, -4)),
+    DeletePolicy("/", "p1"),
+    PutVhostLimits(VhostLimits("/", None, 7)),
+    DeleteVhostLimits("/"),
+    PutUserLimits(UserLimits("ann", 7, None)),
+    DeleteUserLimits("ann"),
+]
+
+
+def test_every_kind_of_change_is_among_them() -> None:
+    assert {type(change) for change in EVERY_CHANGE} == set(CHANGES)
+
+
+@pytest.mark.parametrize("change", EVERY_CHANGE, ids=lambda change: type(change).__name__)
+def test_one_change_on_rich_metadata_reads_back_as_it_was_applied(change: Change, kept: Kept) -> None:
+    walk = Walk(kept.store)
+    walk.step(RICH)
+    walk.step([change])
+    assert walk.expected.version == 2
+    assert kept.reopen().snapshot() == walk.expected
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(any_change, min_size=1, max_size=6), max_size=8))
 def test_snapshot_after_changes_equals_snapshot_read_back(tmp_path: Path, transactions: list[list[Change]]) -> None:
-    path = tmp_path / f"{uuid4()}.sqlite"
-    base: list[Change] = [
-        VHOST,
-        PutUser(User("ann")),
-        PutExchange(Exchange("/", "e", "topic", StreamId(UUID(int=1)))),
-        queue("q", 1),
-    ]
-    for store in (sqlite_store(path), MemoryStore(uuid4())):
+    for store in (sqlite_store(tmp_path / f"{uuid4()}.sqlite"), MemoryStore(uuid4())):
         try:
             walk = Walk(store)
-            for transaction in [base, *transactions]:
+            for transaction in [RICH, *transactions]:
                 walk.step(transaction)
             assert store.snapshot() == walk.expected
         finally:
