@@ -249,7 +249,8 @@ class PartitionLog:
 
     def _checkpoint_now(self, ceiling: int) -> Checkpoint:
         """The log's synced end as a checkpoint."""
-        position = base = 0
+        # Without a segment: where the first batch of the next one will lie.
+        base, position = int(self.synced_end), SEGMENT_HEAD_SIZE
         for segment in reversed(self._segments):
             if segment.base_offset <= self.synced_end:
                 base = segment.base_offset
@@ -378,7 +379,9 @@ class PartitionLog:
         return cut
 
     def _has_head(self, segment: Segment) -> bool:
-        return maybe_segment_head(segment.file.read(0, SEGMENT_HEAD_SIZE)) is not None
+        """A recycled file may still have the head of the segment it was, of this log or of another."""
+        head = maybe_segment_head(segment.file.read(0, SEGMENT_HEAD_SIZE))
+        return head is not None and head[1:] == (segment.base_offset, self.stream_id.bytes, self.partition)
 
     def _end_position(self, segment: Segment) -> int:
         position = SEGMENT_HEAD_SIZE
