@@ -282,8 +282,6 @@ def _decode_table(data: bytes, pos: int, end: int, depth: int) -> FieldTable:
         name = data[pos + 1 : letter].decode("utf-8", "surrogateescape")
         value, pos = _decode_value(data, letter, end, depth)
         table.setdefault(name, value)
-    if pos != end:
-        raise _truncated()
     return table
 
 
@@ -294,13 +292,11 @@ def _decode_array(data: bytes, pos: int, end: int, depth: int) -> list[FieldValu
     while pos < end:
         value, pos = _decode_value(data, pos, end, depth)
         items.append(value)
-    if pos != end:
-        raise _truncated()
     return items
 
 
 def _decode_value(data: bytes, pos: int, end: int, depth: int) -> tuple[FieldValue, int]:
-    """The value whose letter is at `pos`, and the position behind it; never reads at or past `end`."""
+    """The value whose letter is at `pos`, and the position behind it, which is never past `end`."""
     letter = data[pos]
     pos += 1
     size = _FIXED.get(letter)

@@ -489,6 +489,6 @@ def test_arguments_from_the_store_are_read_like_those_from_the_wire() -> None:
 def test_what_the_store_cannot_keep_is_refused_as_the_peers_mistake() -> None:
     for arguments in ({"\udcff": 1}, {"in": {"\udcff": 1}}, {"t": Timestamp(2**63)}):
         with pytest.raises(AmqpError) as caught:
-            to_table(arguments)  # type: ignore[arg-type]
+            to_table(arguments)
         assert caught.value.code == 502
     assert from_table(to_table({"d": Decimal("1.50")})) == {"d": Decimal("1.50")}

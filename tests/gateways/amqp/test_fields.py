@@ -2,13 +2,13 @@
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 
 import pamqp.decode
 import pamqp.encode
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode
@@ -104,11 +104,13 @@ def test_a_table_is_written_back_letter_by_letter(table: bytes, before: bytes, b
     assert encode_table(decoded) == table
 
 
+@settings(max_examples=40)
 @given(WIRE_TABLES)
 def test_a_check_reaches_the_same_end_as_a_decode(table: bytes) -> None:
     assert check_table(table) == decode_table(table)[1] == len(table)
 
 
+@settings(max_examples=40)
 @given(WIRE_TABLES)
 def test_raw_entries_cover_the_table_without_gaps(table: bytes) -> None:
     entries = entries_of(table, 4, len(table))
@@ -116,10 +118,28 @@ def test_raw_entries_cover_the_table_without_gaps(table: bytes) -> None:
     assert [name.decode("utf-8", "surrogateescape") for name, _, _ in entries] == list(decode_table(table)[0])
 
 
+@given(st.binary(max_size=60))
+def test_raw_entries_of_garbage_are_refused_or_cover_it(data: bytes) -> None:
+    try:
+        entries = entries_of(data, 0, len(data))
+    except AmqpError:
+        return
+    assert b"".join(data[start:end] for _, start, end in entries) == data
+
+
+@pytest.mark.parametrize("entries", [b"\x01", b"\x01aI\x00", b"\x01aS\x00\x00\x00\x09x", b"\x01aZ"])
+def test_raw_entries_cut_short_are_refused_even_when_bytes_follow(entries: bytes) -> None:
+    with pytest.raises(AmqpError):
+        entries_of(entries, 0, len(entries))
+    with pytest.raises(AmqpError):
+        entries_of(entries + bytes(20), 0, len(entries))
+
+
 @given(st.binary(max_size=200))
 def test_garbage_raises_nothing_but_an_amqp_error(data: bytes) -> None:
     outcomes = []
-    for read in (lambda: decode_table(data)[1], lambda: check_table(data)):
+    readers: list[Callable[[], int]] = [lambda: decode_table(data)[1], lambda: check_table(data)]
+    for read in readers:
         try:
             outcomes.append(read())
         except AmqpError as error:
@@ -134,7 +154,8 @@ def test_a_damaged_table_raises_nothing_but_an_amqp_error(table: bytes, data: st
     damaged = bytearray(table)
     damaged[place] = data.draw(st.integers(0, 255))
     outcomes = []
-    for read in (lambda: decode_table(bytes(damaged))[1], lambda: check_table(bytes(damaged))):
+    readers: list[Callable[[], int]] = [lambda: decode_table(bytes(damaged))[1], lambda: check_table(bytes(damaged))]
+    for read in readers:
         try:
             outcomes.append(read())
         except AmqpError as error:
@@ -142,6 +163,7 @@ def test_a_damaged_table_raises_nothing_but_an_amqp_error(table: bytes, data: st
     assert outcomes[0] == outcomes[1]
 
 
+@settings(max_examples=40)
 @given(WIRE_TABLES)
 def test_a_table_cut_anywhere_is_a_frame_error(table: bytes) -> None:
     for cut in range(len(table)):
@@ -215,6 +237,8 @@ def test_python_values_choose_their_letters() -> None:
         "raw": b"\xff\x00",
         "array of bytes": ByteArray(b"ab"),
         "when": Timestamp(2**40),
+        "single": Float32(0.25),
+        "table": {},
     }
     decoded, _ = decode_table(encode_table(table))
     assert decoded == table
@@ -230,6 +254,8 @@ def test_python_values_choose_their_letters() -> None:
         "longstr",
         "binary",
         "timestamp",
+        "float",
+        "table",
     ]
 
 
@@ -303,6 +329,7 @@ def test_what_pamqp_encodes_we_decode_to_the_same_values(table: dict[str, object
     assert encode_table(decoded) == wire
 
 
+@settings(max_examples=40)
 @given(WIRE_TABLES.filter(lambda table: b"T" not in table and b"x" not in table))
 def test_what_we_encode_pamqp_decodes_to_the_same_values(table: bytes) -> None:
     decoded, _ = decode_table(table)

@@ -112,6 +112,7 @@ MESSAGES = st.builds(
 SINGLES = st.one_of(
     st.builds(encode_ack, st.integers(1, 3), st.integers(0, 2**63 - 1), st.booleans()),
     st.just(HEARTBEAT_FRAME),
+    st.just(method(0, commands.Connection.TuneOk, channel_max=5)),
     st.builds(lambda channel: method(channel, commands.Queue.Declare, queue="q"), st.integers(1, 3)),
     st.builds(lambda channel: method(channel, commands.Tx.Select), st.integers(1, 3)),
 ).map(lambda octets: [octets])

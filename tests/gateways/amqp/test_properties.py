@@ -103,6 +103,7 @@ def test_pamqp_and_we_read_and_write_the_same_bytes(theirs: commands.Basic.Prope
         if name == "headers":
             assert ours.headers == value
         elif name == "timestamp":
+            assert value is None or isinstance(value, datetime.datetime)
             assert ours.timestamp == (None if value is None else int(value.timestamp()))
         elif name != "cluster_id":
             assert getattr(ours, name) == value
