@@ -294,7 +294,7 @@ class FrameCutter:
         """Cut the messages from `pos` on that have the very sizes of the one before `pos`; return how many.
 
         Equal sizes make a matrix, one row per message, in which all octets but properties and body must equal those
-        of the message before. Measured: 0.06 us per message with equal properties, 0.16 with unique ones, against 0.5
+        of the message before. Measured: 0.08 us per message with equal properties, 0.25 with unique ones, against 0.7
         one by one.
         """
         count = (len(data) - pos) // stride
