@@ -19,6 +19,7 @@ from headrace.redaction import printable, redacted_text
 _log = logging.getLogger(__name__)
 
 COMMANDS = {
+    "log": "headrace.commands.log:log",
     "serve": "headrace.commands.serve:serve",
 }
 
