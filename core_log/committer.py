@@ -6,7 +6,6 @@ directory: nothing of its group is ever acknowledged, `run` raises, and the proc
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import trio
 
@@ -74,8 +73,11 @@ class Committer:
             self._lazy_wake = trio.Event()
             logs, self._lazy = list(self._lazy), {}
             for log in logs:
-                with suppress(DiskFull):
+                try:
                     log.seal()
+                except DiskFull:
+                    # The next group tries again, and pauses if it must.
+                    self._urgent[log] = None
                 log.advance()
                 if log.config.durability != "os" or log.needs_checkpoint:
                     self._urgent[log] = None
@@ -106,7 +108,7 @@ class Committer:
             if job is not None:
                 jobs.append(job)
         if jobs:
-            await self._env.worker.run(lambda: self._sync(jobs))
+            await self._sync_when_there_is_room(jobs)
             self.group_count += 1
             for job in jobs:
                 job.log.finish_sync(job)
@@ -116,12 +118,22 @@ class Committer:
         if self._urgent:
             self._wake.set()
 
+    async def _sync_when_there_is_room(self, jobs: Sequence[SyncJob]) -> None:
+        """The data is in its files already; the journal or a small file may have to wait for space."""
+        while True:
+            try:
+                return await self._env.worker.run(lambda: self._sync(jobs))
+            except DiskFull:
+                self.disk_full = True
+                await self._env.clock.sleep(FULL_DISK_PAUSE_S)
+
     def _sync(self, jobs: Sequence[SyncJob]) -> None:
         """In the worker: one or two dirty files are synced as they are, more go through the journal (K4)."""
-        files = sum(len(job.segments) for job in jobs)
-        journalled = files >= self._config.journal_from_files
+        journalled = [job for job in jobs if job.journallable]
+        if sum(len(job.segments) for job in journalled) < self._config.journal_from_files:
+            journalled = []
         if journalled:
-            self._journal.commit(jobs)
+            self._journal.commit(journalled)
             self.journalled_count += 1
         for job in jobs:
-            job.log.run_sync(job, journalled=journalled)
+            job.log.run_sync(job, journalled=job in journalled)

@@ -19,13 +19,16 @@ COMPACTING = ".compacting"
 
 async def compact(env: Env, log: PartitionLog) -> bool:
     """One pass over the sealed segments, if enough of them is new since the last one; True if it ran."""
-    sealed = [one for one in log.segments[:-1] if one.end_offset <= log.synced_end]
+    sealed = log.sealed_segments
     fresh = [one for one in sealed if one.base_offset >= log.compacted_to]
     if not fresh or 2 * len(fresh) < len(sealed):
         return False
     latest = await env.worker.run(lambda: latest_offsets(log, sealed))
     now_us = env.clock.wall_us()
     for segment in sealed:
+        if segment not in log.segments:
+            # Its records were deleted meanwhile.
+            continue
         path = await env.worker.run(lambda one=segment: rewrite(env, log, one, latest, now_us))  # type: ignore[misc]
         log.replace_segment(segment, path)
     log.compacted_to = sealed[-1].end_offset

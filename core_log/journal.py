@@ -100,19 +100,20 @@ class CommitJournal:
     def _begin(self, needed: int) -> None:
         """Start over, with room for at least this many bytes of entries."""
         self.settle()
-        if self._file is None:
-            fresh = not self._storage.exists(PATH)
-            self._file = self._storage.open(PATH, create=fresh)
-        size = self._file.size()
+        # Taken up only when it is ready: a full disk may end this half way.
+        self._file = None
+        file = self._storage.open(PATH, create=not self._storage.exists(PATH))
+        size = file.size()
         self._bytes_max = max(self._bytes_max, _HEAD_SIZE + needed)
         while size < self._bytes_max:
             step = min(len(_ZEROS), self._bytes_max - size)
-            self._file.write(size, [_ZEROS[:step]])
+            file.write(size, [_ZEROS[:step]])
             size += step
         self._salt = self._ids.salt()
-        self._file.write(0, [_encode_head(self._salt)])
-        self._file.sync()
+        file.write(0, [_encode_head(self._salt)])
+        file.sync()
         self._storage.sync_dir("")
+        self._file = file
         self._end = _HEAD_SIZE
 
 

@@ -103,7 +103,7 @@ class Shared:
             self.indexed.pop(oldest).index = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SyncJob:
     """What one commit must make safe for one partition. Made and finished on the loop, carried out elsewhere."""
 
@@ -115,6 +115,8 @@ class SyncJob:
     checkpoint: Checkpoint | None
     # Small files that may follow once the data is safe.
     files: list[tuple[str, bytes]]
+    # `writes` holds all that the segments need, so that a journal can take their place.
+    journallable: bool
 
 
 class PartitionLog:
@@ -146,6 +148,8 @@ class PartitionLog:
         self._dirty: dict[int, Segment] = {}
         self._folder_dirty = False
         self._writes: list[tuple[Segment, int, list[bytes]]] = []
+        # Something was written that is not in `_writes`.
+        self._unrecorded = False
         self._files: dict[str, bytes] = {}
         self._rolled = False
         self._start_moved = False
@@ -182,10 +186,13 @@ class PartitionLog:
         ends = [*bases[1:], bases[-1]] if bases else []
         log._segments = [Segment(storage, folder, base, end) for base, end in zip(bases, ends, strict=True)]
         found = log._checkpoint.value
+        if found is not None and found.offset > found.log_start and bases and bases[0] > found.log_start:
+            raise CorruptLog(folder, 0, found.log_start, "the segment that holds the log start is gone")
         if clean and found is not None and found.offset == found.ceiling and log._fits(found):
             log._resume(found)
         else:
             log._recover(found)
+        log._remove_deleted()
         return log
 
     def _fits(self, checkpoint: Checkpoint) -> bool:
@@ -228,6 +235,13 @@ class PartitionLog:
     def segments(self) -> tuple[Segment, ...]:
         return tuple(self._segments)
 
+    @property
+    def sealed_segments(self) -> list[Segment]:
+        """Segments that the checkpoint on the disk has left behind: recovery reads none of their bytes."""
+        self._checkpoint.anchor()
+        assert self._checkpoint.synced is not None
+        return [one for one in self._segments[:-1] if one.base_offset < self._checkpoint.synced.segment_base]
+
     def close(self) -> None:
         """Everything written is safe and the next open need not scan. Call on no log that failed."""
         self.seal()
@@ -238,10 +252,7 @@ class PartitionLog:
         if self._segments and self._segments[-1].index is not None:
             self._segments[-1].save_index()
         if self._producers is not None:
-            self._producers.next_offset = self.written_end
-            self.shared.storage.replace_file(
-                f"{self.folder}/{PRODUCERS}", self._producers.encode(self.shared.clock.wall_us())
-            )
+            self._save_producers()
         if self._checkpoint.value is None or self._checkpoint.value != self._checkpoint_now(self.written_end):
             self._checkpoint.write(self._checkpoint_now(self.written_end), sync=True)
         self._ceiling = self.written_end
@@ -277,24 +288,26 @@ class PartitionLog:
         if stored is None:
             self._epochs = self._epochs_from_headers()
         end = int(self.written_end)
-        self.log_start = Offset(max(self.log_start, min(self._segments[0].base_offset if self._segments else end, end)))
+        self.epoch = max(self.epoch, self._epochs.latest.epoch)
+        self._epochs.cut_from(end)
         ceiling = known.ceiling if found is not None else (end + self.config.offsets_reserved if self._segments else 0)
         if cut or ceiling > end:
-            self.epoch = max(self.epoch, self._epochs.latest.epoch) + 1
+            self.epoch += 1
             self._ceiling = ceiling
             if ceiling > end:
                 self._write_gap(ceiling)
             self._set_end(max(end, ceiling))
         self._ceiling = self.written_end
-        if self._segments:
-            for segment in self._segments[-2:]:
-                segment.file.sync()
-            self.shared.storage.sync_dir(self.folder)
+        for segment in self._dirty.values():
+            segment.file.sync()
+        self.shared.storage.sync_dir(self.folder)
         self.shared.storage.replace_file(f"{self.folder}/{EPOCHS}", self._epochs.encode())
         self._dirty.clear()
         self._writes.clear()
         self._folder_dirty = False
         value = self._checkpoint_now(self.written_end)
+        if value.segment_base != known.segment_base:
+            self._save_producers()
         if found is None:
             # Whatever is there is no checkpoint.
             self.shared.storage.replace_file(f"{self.folder}/{CHECKPOINT}", b"")
@@ -320,7 +333,7 @@ class PartitionLog:
         segments = self._segments
         place = next((at for at, one in enumerate(segments) if one.base_offset == known.segment_base), None)
         if place is None:
-            if known.offset > known.log_start and known.offset > known.segment_base:
+            if known.offset > known.segment_base:
                 raise CorruptLog(
                     f"{self.folder}/{known.segment_base:020d}.log", known.position, known.offset, "the segment is gone"
                 )
@@ -350,14 +363,16 @@ class PartitionLog:
                 self._drop_tail(at)
                 cut = True
                 break
+            # What is not known to be safe; a segment in which nothing is known to be has no safe head either.
+            start = position if segment.base_offset == known.segment_base < known.offset else 0
             scan = segment.scan(position, offset, epoch, visit)
-            position, offset = scan.end_position, scan.end_offset
-            epoch = max(epoch, epochs.latest.epoch)
+            position, offset, epoch = scan.end_position, scan.end_offset, scan.epoch
             following = segments[at + 1].base_offset if at + 1 < len(segments) else None
             segment.end_offset = offset
             segment.end_position = position
             last = segment
             if scan.end_offset == following:
+                segment.write_again(start)
                 continue
             if max(scan.claimed_durable, known.offset) > offset:
                 raise CorruptLog(segment.path, position, offset, "a committed batch is damaged or missing")
@@ -367,6 +382,7 @@ class PartitionLog:
             if not scan.reached_file_end:
                 cut = cut or following is not None or self._holds_something(segment, position)
                 segment.cut(position, offset)
+            segment.write_again(start)
             break
         if offset < known.offset:
             raise CorruptLog(self.folder, position, offset, f"the log ends below the committed offset {known.offset}")
@@ -375,6 +391,10 @@ class PartitionLog:
         if self._segments:
             active = self._segments[-1]
             active.end_offset = offset
+            if active is not last:
+                active.end_position = self._end_position(active)
+            # What was saved may speak of batches that are gone, and fit by chance what comes in their place.
+            active.remove_indexes()
             active.resume(active.end_position, self.config.index_interval_bytes)
         return cut
 
@@ -410,14 +430,10 @@ class PartitionLog:
     def _drop_tail(self, first: int) -> None:
         """Remove segments that nothing committed lies in, the newest first."""
         for segment in reversed(self._segments[first:]):
-            self._remove_files(segment)
+            segment.remove_indexes()
+            self.shared.storage.remove(segment.path)
         del self._segments[first:]
         self.shared.storage.sync_dir(self.folder)
-
-    def _remove_files(self, segment: Segment) -> None:
-        for suffix in (".log", ".index", ".timeindex", ".keys"):
-            if self.shared.storage.exists(segment.stem + suffix):
-                self.shared.storage.remove(segment.stem + suffix)
 
     def _write_gap(self, next_offset: int) -> None:
         """Offsets from the end up to here were promised and may have been seen: they are never issued again."""
@@ -488,12 +504,15 @@ class PartitionLog:
 
         The last entry's next_offset is what a commit must pass before any of them is acknowledged. `dense` is
         for outboxes, whose numbers have no gaps. Raises SequenceRefused and takes nothing when one of them may
-        not be acknowledged.
+        not be acknowledged; DiskFull when some may have been taken: the same call later takes the rest.
         """
         if tags or headers:
             _check_sizes(tags, headers)
         table = self._load_producers()
         now_us = self.shared.clock.wall_us()
+        # The table knows what is written; a batch of the same producer may still be open.
+        if self._open is not None and self._open.producer is not None:
+            self.seal()
         wanted = table.unseen(producer, len(values), dense=dense, now_us=now_us)
         written = []
         for first, end in wanted:
@@ -512,7 +531,6 @@ class PartitionLog:
                 tags=tags,
                 headers=None if headers is None else headers[low:high],
             )
-            table.note(producer._replace(first_sequence=first), end - first, now_us)
             written.append(Appended(Run(batch, 0, batch.count), batch.next_offset))
         if not written:
             # Seen before, perhaps a moment ago: acknowledged when everything so far is safe.
@@ -564,9 +582,13 @@ class PartitionLog:
         for route_set, place in body.defined.items():
             segment.large_sets[route_set] = RouteReference(batch.base_offset, place)
         self.written_end = batch.next_offset
+        if batch.producer is not None:
+            self._load_producers().note(batch.producer, batch.count, self.shared.clock.wall_us())
         self._dirty[segment.base_offset] = segment
         if self.config.durability != "os":
             self._writes.append((segment, position, buffers))
+        else:
+            self._unrecorded = True
 
     def _active(self) -> Segment:
         if not self._segments:
@@ -586,9 +608,6 @@ class PartitionLog:
         """Seal the active segment and begin the next one at the written end."""
         full.save_index()
         self.shared.touch(full)
-        table = self._load_producers()
-        table.next_offset = self.written_end
-        self._files[f"{self.folder}/{PRODUCERS}"] = table.encode(self.shared.clock.wall_us())
         self._segments.append(self._new_segment())
         self._rolled = True
         return self._segments[-1]
@@ -634,20 +653,31 @@ class PartitionLog:
                 table.next_offset = 0
             # When it was used is not in the log (a record's time may be older): the expiry starts anew.
             now_us = self.shared.clock.wall_us()
-            for header in self._headers_from(max(table.next_offset, self.log_start)):
+            for header in self._headers_from(table.next_offset):
                 producer = header.producer
                 if producer is not None:
                     table.note(producer, header.record_count, now_us)
             self._producers = table
         return self._producers
 
+    def _producer_snapshot(self) -> bytes:
+        table = self._load_producers()
+        table.next_offset = self.written_end
+        return table.encode(self.shared.clock.wall_us())
+
+    def _save_producers(self) -> None:
+        self.shared.storage.replace_file(f"{self.folder}/{PRODUCERS}", self._producer_snapshot())
+
     def _headers_from(self, offset: int) -> Iterator[BatchHeader]:
         for segment in self._segments:
-            if segment.end_offset <= offset:
-                continue
             start = max(offset, segment.base_offset)
+            if segment.end_offset <= start:
+                continue
             position = segment.locate(start, self.config.index_interval_bytes)
-            for _at, header in segment.headers(position):
+            for at, header in segment.headers(position):
+                if header.producer is not None:
+                    # What it says is acted upon, so its hash is looked at.
+                    segment.read_whole(at, header)
                 yield header
 
     # -- committing ---------------------------------------------------------------------------------------------
@@ -675,6 +705,9 @@ class PartitionLog:
         assert not self._syncing, "one sync at a time"
         if not self._dirty and not self._start_moved:
             return None
+        if self._rolled or self._start_moved:
+            # What producers wrote must outlive the records (O4): no checkpoint leaves a segment behind before it.
+            self._files[f"{self.folder}/{PRODUCERS}"] = self._producer_snapshot()
         ceiling = self._ceiling
         checkpoint = None
         if self.needs_checkpoint:
@@ -698,9 +731,12 @@ class PartitionLog:
             writes=self._writes,
             checkpoint=checkpoint,
             files=list(self._files.items()),
+            # A new segment's head is in no list of writes, so its first commit syncs the file itself.
+            journallable=not self._folder_dirty and not self._unrecorded,
         )
         self._dirty = {}
         self._writes = []
+        self._unrecorded = False
         self._files = {}
         self._folder_dirty = False
         self._rolled = False
@@ -711,8 +747,7 @@ class PartitionLog:
     def run_sync(self, job: SyncJob, *, journalled: bool = False) -> None:
         """The blocking part, in any thread. `journalled`: the bytes are safe in the commit journal already."""
         storage = self.shared.storage
-        if not journalled or job.folder is not None:
-            # A new segment's head is not in the journal, so its first commit syncs the file itself.
+        if not journalled:
             for segment in job.segments:
                 segment.file.sync()
         if job.folder is not None:
@@ -731,7 +766,7 @@ class PartitionLog:
         if job.checkpoint is not None:
             self._ceiling = job.checkpoint.ceiling
         self.advance()
-        self._remove_below(self.log_start)
+        self._remove_deleted()
 
     def advance(self) -> None:
         """Move the high watermark as far as the stream's promise allows, and tell who waits."""
@@ -754,7 +789,9 @@ class PartitionLog:
         if value is not None and value.offset != self.synced_end and not self._syncing and self._segments:
             active = self._segments[-1]
             if active.end_offset == self.synced_end:
-                self._checkpoint.write(self._checkpoint_now(max(self._ceiling, value.ceiling)), sync=False)
+                # The log start moves with a commit only: more than the checkpoint has to be safe for that.
+                now = self._checkpoint_now(max(self._ceiling, value.ceiling))._replace(log_start=value.log_start)
+                self._checkpoint.write(now, sync=False)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -918,9 +955,9 @@ class PartitionLog:
         if offset <= self.log_start:
             return self.log_start
         self.log_start = Offset(offset)
+        self._start_moved = True
         if offset == self.end and not self._segments[-1].is_empty:
             self._roll(self._active())
-        self._start_moved = True
         return self.log_start
 
     def expired(self, now_us: int, pinned_from: int | None = None) -> Offset:
@@ -946,34 +983,31 @@ class PartitionLog:
             upto = segment.end_offset
         return Offset(max(upto, self.log_start))
 
-    def _remove_below(self, offset: int) -> None:
-        """Take segments that end at or below the offset out of the chain; their files wait under another name."""
-        if len(self._segments) < 2 or self._segments[0].end_offset > offset:
+    def _remove_deleted(self) -> None:
+        """Take segments below the log start out of the chain; their files wait under another name."""
+        if len(self._segments) < 2 or self._segments[0].end_offset > self.log_start:
             return
         self._checkpoint.anchor()
-        assert self._checkpoint.synced is not None
-        # Recovery begins at the segment that the synced checkpoint names, so that one stays.
-        needed = self._checkpoint.synced.segment_base
-        gone = [one for one in self._segments[:-1] if one.end_offset <= offset and one.base_offset < needed]
+        safe = self._checkpoint.synced
+        assert safe is not None
+        # What a checkpoint on the disk still speaks of stays: recovery begins at its segment, the log at its start.
+        gone = [
+            one
+            for one in self._segments[:-1]
+            if one.end_offset <= safe.log_start and one.base_offset < safe.segment_base
+        ]
         if not gone:
             return
-        # What producers wrote must outlive the records (O4).
-        table = self._load_producers()
-        if len(table):
-            table.next_offset = self.written_end
-            self.shared.storage.replace_file(f"{self.folder}/{PRODUCERS}", table.encode(self.shared.clock.wall_us()))
         stamp_ms = self.shared.clock.wall_us() // 1000
         for segment in gone:
             self.shared.indexed.pop(segment.stem, None)
             self._dirty.pop(segment.base_offset, None)
-            for suffix in (".index", ".timeindex", ".keys"):
-                if self.shared.storage.exists(segment.stem + suffix):
-                    self.shared.storage.remove(segment.stem + suffix)
+            segment.remove_indexes()
             self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
         self._writes = [write for write in self._writes if write[0] not in gone]
         del self._segments[: len(gone)]
         self._folder_dirty = True
-        while self._tail and self._tail[0].next_offset <= offset:
+        while self._tail and self._tail[0].next_offset <= safe.log_start:
             self._tail.popleft()
 
     def recycle(self, before_ms: int) -> int:
@@ -988,10 +1022,12 @@ class PartitionLog:
     def replace_segment(self, old: Segment, new_path: str) -> None:
         """A rewritten (compacted, repaired) file takes the place of a sealed segment's. The file is synced already."""
         storage = self.shared.storage
+        if old not in self._segments:
+            # Its records were deleted meanwhile.
+            storage.remove(new_path)
+            return
         place = self._segments.index(old)
-        for suffix in (".index", ".timeindex", ".keys"):
-            if storage.exists(old.stem + suffix):
-                storage.remove(old.stem + suffix)
+        old.remove_indexes()
         storage.rename(new_path, old.path)
         storage.sync_dir(self.folder)
         self.shared.indexed.pop(old.stem, None)

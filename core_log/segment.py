@@ -9,7 +9,7 @@ Neighbours: log.py chains segments, index.py finds a place inside one.
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from headrace.core_log.errors import CorruptLog
+from headrace.core_log.errors import CorruptLog, DiskFull
 from headrace.core_log.format import (
     FLAG_GAP,
     HEADER_SIZE,
@@ -40,6 +40,8 @@ class Scan(NamedTuple):
 
     end_offset: int
     end_position: int
+    # Of the last whole batch, or the one that was asked from.
+    epoch: int
     claimed_durable: int
     reached_file_end: bool
 
@@ -118,8 +120,13 @@ class Segment:
         segment.end_position = SEGMENT_HEAD_SIZE
         segment.created_us = now_us
         segment.index = SparseIndex(head.base_offset, SEGMENT_HEAD_SIZE, interval)
-        segment._make_room(SEGMENT_HEAD_SIZE)
-        segment._file.write(0, [encode_segment_head(head)])
+        try:
+            segment._make_room(SEGMENT_HEAD_SIZE)
+            segment._file.write(0, [encode_segment_head(head)])
+        except DiskFull:
+            # The next try begins from nothing.
+            storage.remove(segment.path)
+            raise
         return segment
 
     def resume(self, end_position: int, interval: int) -> None:
@@ -217,6 +224,11 @@ class Segment:
             index.add(header.next_offset, header.size, None if header.flags & FLAG_GAP else header.max_timestamp)
         return index
 
+    def remove_indexes(self) -> None:
+        for suffix in (".index", ".timeindex", ".keys"):
+            if self._storage.exists(self.stem + suffix):
+                self._storage.remove(self.stem + suffix)
+
     def save_index(self) -> None:
         if self.index is not None:
             self.index.save(self._storage, self.stem, self.salt)
@@ -252,7 +264,7 @@ class Segment:
             position += header.size
             offset = header.next_offset
             epoch = header.leader_epoch
-        return Scan(offset, position, self._claimed_beyond(position, size), position == size)
+        return Scan(offset, position, epoch, self._claimed_beyond(position, size), position == size)
 
     def _claimed_beyond(self, position: int, size: int) -> int:
         return max((header.durable_offset for _, header in self.find_batches(position, size)), default=0)
@@ -274,6 +286,17 @@ class Segment:
                         yield at, header
                 found = chunk.find(needle, found + 1)
             position += max(len(chunk) - 7, 1)
+
+    def write_again(self, position: int) -> None:
+        """Make safe what lies from this place to the end, whatever became of the process that wrote it.
+
+        If it died of a failed sync, the kernel holds pages that it calls clean and that the disk has never seen:
+        only what is written anew is written by the next sync (D6).
+        """
+        while position < self.end_position:
+            data = self.file.read(position, min(GROWTH_BYTES_MAX, self.end_position - position))
+            position += self.file.write(position, [data])
+        self.file.sync()
 
     def cut(self, position: int, offset: int) -> None:
         """Everything from this place on is gone, for good once the file is synced."""
