@@ -24,7 +24,7 @@ that all records share stands there once.
 
 import struct
 from collections.abc import Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import lz4.block
@@ -424,15 +424,19 @@ class Columns(NamedTuple):
 
 def decode_columns(data: bytes | memoryview, position: int, header: BatchHeader) -> Columns:
     """Cut a batch into columns. The hash must have been checked; a lie inside raises CorruptLog all the same."""
+    _refuse_unknown(header)
+    try:
+        return _decode_columns(data, position, header)
+    except (struct.error, ValueError, IndexError, OverflowError, lz4.block.LZ4BlockError) as error:
+        raise CorruptLog("batch", position, header.base_offset, f"columns do not add up ({error})") from error
+
+
+def _refuse_unknown(header: BatchHeader) -> None:
     if header.version != VERSION or header.codec > CODEC_LZ4 or header.flags & ~KNOWN_FLAGS:
         raise UnknownFormat(
             f"batch at offset {header.base_offset}: version {header.version}, codec {header.codec}, "
             f"flags {header.flags:#x} are not known to this release"
         )
-    try:
-        return _decode_columns(data, position, header)
-    except (struct.error, ValueError, IndexError, lz4.block.LZ4BlockError, UnicodeDecodeError) as error:
-        raise CorruptLog("batch", position, header.base_offset, f"columns do not add up ({error})") from error
 
 
 def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader) -> Columns:
@@ -442,6 +446,8 @@ def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader
     start += header.fixed_stored
     blob = _block(view[start : start + header.blob_stored], header.blob_size, header.codec)
     count = header.record_count
+    if not 0 < count <= header.span:
+        raise ValueError(f"{count} records for {header.span} offsets")
     counts = FIXED.unpack_from(fixed)
     at = FIXED.size
 
@@ -466,37 +472,46 @@ def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader
         values = list(take("q", many))
         if many == 1:
             return Runs(values, [count])
-        ends = list(range(1, count + 1)) if many == count else list(take("I", many))
-        if ends[-1] != count:
-            raise ValueError("runs do not end at the count")
+        if many == count:
+            return Runs(values, list(range(1, count + 1)))
+        ends = list(take("I", many))
+        if ends[-1] != count or not all(low < high for low, high in pairwise([0, *ends])):
+            raise ValueError("runs do not lead to the count")
         return Runs(values, ends)
+
+    def sets(sizes: tuple[int, ...], members: tuple[int, ...]) -> list[tuple[int, ...]]:
+        bounds = list(accumulate(sizes, initial=0))
+        if bounds[-1] != len(members):
+            raise ValueError(f"a dictionary has {len(members)} members, sizes say {bounds[-1]}")
+        return [members[low:high] for low, high in pairwise(bounds)]
 
     timestamps, expiries, attributes, routes, origins, tags = (runs(many) for many in counts[:6])
     route_sets: list[RouteSet | RouteReference] = [()]
     if counts[6]:
         sizes = take("I", counts[6])
-        words = take("I", counts[7])
-        place = 0
-        for size in sizes:
-            if size == _REFERENCE:
-                low, high, entry = words[place : place + 3]
-                route_sets.append(RouteReference(high << 32 | low, entry))
-                place += 3
-            else:
-                route_sets.append(words[place : place + size])
-                place += size
+        spelled = sets(tuple(3 if size == _REFERENCE else size for size in sizes), take("I", counts[7]))
+        for size, one in zip(sizes, spelled, strict=True):
+            route_sets.append(RouteReference(one[1] << 32 | one[0], one[2]) if size == _REFERENCE else one)
     tag_hashes = list(take("Q", counts[8]))
     text_sizes = take("H", counts[8])
     tag_sets: list[tuple[int, ...]] = [()]
     if counts[9]:
-        sizes = take("H", counts[9])
-        places = take("H", counts[10])
-        place = 0
-        for size in sizes:
-            tag_sets.append(places[place : place + size])
-            place += size
-    offsets = [header.base_offset + delta for delta in take("I", counts[11])] if counts[11] else None
+        sizes, places = take("H", counts[9]), take("H", counts[10])
+        tag_sets += sets(sizes, places)
+        if max(places, default=-1) >= counts[8]:
+            raise ValueError("a tag set names a tag that is not there")
+    for runs_of, dictionary in ((routes, len(route_sets)), (tags, len(tag_sets))):
+        if min(runs_of.values) < 0 or max(runs_of.values) >= dictionary:
+            raise ValueError("a run names a set that is not there")
+    offsets: list[int] | None = None
+    if counts[11]:
+        deltas = take("I", counts[11])
+        if len(deltas) != count or deltas[-1] >= header.span or not all(low < high for low, high in pairwise(deltas)):
+            raise ValueError("offsets do not rise within the span")
+        offsets = [header.base_offset + delta for delta in deltas]
     header_counts = raw(2 * count if counts[12] else 0)
+    if counts[12] and int(np.frombuffer(header_counts, dtype="<u2").sum(dtype=np.int64)) != counts[12]:
+        raise ValueError("header counts do not add up")
     header_key_sizes = raw(2 * counts[12])
     header_value_sizes = raw(4 * counts[12])
     key_sizes = raw(4 * (counts[13] & ~_SHARED))
@@ -507,7 +522,7 @@ def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader
         each = len(sizes) // 4
         if each == 1:
             return int.from_bytes(sizes, "little") * (1 if shared else many)
-        if each != many:
+        if each != many or shared:
             raise ValueError("a size column has the wrong length")
         return int(np.frombuffer(sizes, dtype="<u4").sum(dtype=np.int64))
 
@@ -565,6 +580,9 @@ def decode(data: bytes | memoryview, position: int, header: BatchHeader) -> Reco
     batch = RecordBatch(header.base_offset, header.leader_epoch, header.producer)
     batch.span = header.span
     if header.flags & FLAG_GAP:
+        _refuse_unknown(header)
+        if header.gap not in Gap._value2member_map_:
+            raise UnknownFormat(f"gap at offset {header.base_offset}: reason {header.gap} is not known to this release")
         batch.gap = Gap(header.gap)
         return batch
     columns = decode_columns(data, position, header)
@@ -589,6 +607,8 @@ def cut(blob: memoryview, sizes: bytes, count: int, shared: bool) -> list[bytes]
     if shared:
         return [bytes(blob)] * count
     data = bytes(blob)
+    if count == 1:
+        return [data]
     if len(sizes) == 4:
         size = int.from_bytes(sizes, "little")
         if size == 0:
@@ -626,6 +646,9 @@ def _block(stored: memoryview, size: int, codec: int) -> memoryview:
         if len(stored) != size:
             raise ValueError("a block is shorter than its header says")
         return stored
+    # lz4 shrinks to no less than a 255th; whoever says more would have us set aside the memory first.
+    if size > 255 * len(stored):
+        raise ValueError("a block cannot unpack to the size its header says")
     plain = lz4.block.decompress(stored, uncompressed_size=size)
     if len(plain) != size:
         raise ValueError("a block unpacks to the wrong size")
