@@ -20,11 +20,11 @@ from headrace.core_log.directory import LogDirectory, Stream
 from headrace.core_log.env import Env
 from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog
-from headrace.core_log.record import PERSISTENT, RecordBatch
+from headrace.core_log.record import PERSISTENT, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch
-from headrace.gateways.delivery.queue import Queue, QueueSettings, Reason
+from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
 
 JOURNAL_PERIOD_S = 0.2
@@ -81,10 +81,15 @@ class Broker:
         self._to_dispatch: dict[Queue, None] = {}
         self._next_ephemeral = EPHEMERAL_VIEWS
         self._retired: set[UUID] = set()
+        # Queues whose head is not visible yet, by the log that must be committed first.
+        self._hidden: dict[PartitionLog, dict[Queue, None]] = {}
+        # Called when something became ready outside of a door's turn.
+        self.on_ready: Callable[[], None] = lambda: None
         self._journal_lock = trio.Lock()
         self._wake = trio.Event()
         self.transient_log = self._internal(TRANSIENT_NAME, TRANSIENT_CONFIG)
         self._views_log = self._internal(journal.STREAM_NAME, VIEWS_CONFIG)
+        self.transient_log.advanced.append(self._advanced)
         self.exchange_names[self.transient_log.stream_id] = b""
         directory.pinned_from = self._pinned_from
 
@@ -114,6 +119,9 @@ class Broker:
             if queue is not None:
                 _restore(queue, state, logs)
         await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values()))
+        for log in logs.values():
+            if not log.advanced:
+                log.advanced.append(self._advanced)
         if not self._clean:
             for queue in self._views.values():
                 for lane in queue.lanes:
@@ -237,7 +245,10 @@ class Broker:
                 config=self._log_config,
             )
             stream = self.directory.create_now(spec)
-        return stream.partitions[0]
+        log = stream.partitions[0]
+        if not log.advanced:
+            log.advanced.append(self._advanced)
+        return log
 
     def publish(
         self,
@@ -283,6 +294,19 @@ class Broker:
             self.directory.committer.lazy(log)
         return int(appended.next_offset)
 
+    def wake(self, queue: Queue) -> None:
+        """A queue's consumers have room again, or changed: dispatch it with the next turn."""
+        self._to_dispatch[queue] = None
+
+    def touch(self, queue: Queue) -> None:
+        """A queue is in use: its expiry starts anew."""
+        queue.used_us = self.env.clock.wall_us()
+
+    async def committed(self) -> None:
+        """Everything published so far is safe when this returns."""
+        for log in list(self._dirty_logs):
+            await self._committed(log, log.end)
+
     def dispatch(self) -> None:
         """Hand out what arrived since the last call, then keep the length limits."""
         while self._to_dispatch:
@@ -290,7 +314,31 @@ class Broker:
             for queue in queues:
                 if queue.consumers:
                     queue.dispatch()
+                    self._note_hidden(queue)
                 queue.keep_limits()
+
+    def _note_hidden(self, queue: Queue) -> None:
+        """A head that nobody may see yet is dispatched when its log is committed."""
+        for lane in queue.lanes:
+            source, lane.hidden_in = lane.hidden_in, None
+            if source is not None:
+                assert isinstance(source, PartitionLog)
+                self._hidden.setdefault(source, {})[queue] = None
+                self.directory.committer.urgent(source)
+
+    def _advanced(self, log: PartitionLog) -> None:
+        for queue in self._hidden.pop(log, ()):
+            if not queue.deleted:
+                self._to_dispatch[queue] = None
+                self.on_ready()
+
+    async def visible(self, queue: Queue) -> None:
+        """Wait until what this queue holds may be seen: basic.get sees the connection's own publishes (K9)."""
+        for lane in queue.lanes:
+            source, lane.hidden_in = lane.hidden_in, None
+            if source is not None:
+                assert isinstance(source, PartitionLog)
+                await self._committed(source, source.end)
 
     # -- dead letters -------------------------------------------------------------------------------------------
 
@@ -328,6 +376,25 @@ class Broker:
                 self._note_change(queue)
             else:
                 target.log.when_committed(reached, _Settle(self, queue, one))
+
+    def refuse(self, host: VirtualHost, queue: Queue, target: Target, properties: bytes, body: bytes) -> None:
+        """A full queue refuses a publish; with reject-publish-dlx the message is dead-lettered, else it is gone."""
+        exchange = queue.settings.dead_letter_exchange
+        if queue.settings.overflow != Overflow.REJECT_PUBLISH_DLX or exchange is None:
+            return
+        if host.router.exchange(exchange) is None:
+            return
+        key = (
+            target.key
+            if queue.settings.dead_letter_routing_key is None
+            else queue.settings.dead_letter_routing_key.encode()
+        )
+        moved = host.target(exchange, key, [key.decode("utf-8", "surrogateescape")])
+        death = Death(queue.name, Reason.MAXLEN, target.exchange.encode(), target.key, self.env.clock.wall_us())
+        stamped = self._stamp(properties, death, [other.name for other in moved.queues])
+        if stamped is not None:
+            self.publish(moved, [stamped], [body], attributes=int(Protocol.AMQP) | PERSISTENT)
+            self.dead_letter_count += 1
 
     # -- the journal --------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from headrace.gateways.delivery.ports import Source
 WINDOW_BYTES_MAX = 4 * 1024 * 1024
 WINDOW_COUNT_MAX = 20_000
 REFILL_BYTES = 512 * 1024
+TAKE_BYTES = 256 * 1024
 # Beyond this many extents, sources are no longer kept interleaved as they arrived (order per source stays).
 EXTENTS_MAX = 10_000
 ANCHORS_MAX = 4096
@@ -114,6 +115,8 @@ class Lane:
         self.unacked_count = 0
         # Sequences below this were perhaps handed out before the last start; they are flagged redelivered.
         self.delivered_below = 0
+        # The log whose commit the head waits for, when `head` found it not yet visible.
+        self.hidden_in: Source | None = None
         self.settled = Intervals()
         self._ready: deque[Stretch] = deque()
         self._returned: list[Stretch] = []
@@ -200,6 +203,7 @@ class Lane:
                 return None
             visible = stretch.source.early_end if early else stretch.source.high_watermark
             if stretch.offset >= visible:
+                self.hidden_in = stretch.source
                 return None
             return stretch
 
@@ -210,13 +214,14 @@ class Lane:
         return ready[0] if ready else None
 
     def take(self, count_max: int, *, early: bool = True) -> Stretch | None:
-        """Hand out up to count_max neighbours from the head; they are unacked from now on."""
+        """Hand out up to count_max neighbours from the head (about TAKE_BYTES); they are unacked from now on."""
         stretch = self.head(early=early)
         if stretch is None:
             return None
         visible = stretch.source.early_end if early else stretch.source.high_watermark
-        count = min(stretch.count, count_max, visible - stretch.offset)
-        stretch.loaded()
+        batch = stretch.loaded()
+        by_size = max(1, TAKE_BYTES * len(batch.values) // max(batch.byte_count, 1))
+        count = min(stretch.count, count_max, by_size, visible - stretch.offset)
         taken = self._remove_head(stretch, count)
         self._note_anchor(taken)
         self.ready_count -= taken.count

@@ -106,6 +106,8 @@ class Queue:
         # As its declarer said; an exclusive queue is never kept, durable or not.
         self.declared_durable = durable
         self.had_consumers = False
+        # When somebody last declared, consumed or got from it.
+        self.used_us = now_us()
         self.view_id = view_id
         self.settings = settings
         self.durable = durable

@@ -4,12 +4,12 @@
 
 The clean-shutdown marker is taken away before anything is opened and written only after everything is closed, so a
 node that died in between is known as unclean. Cancelling `run_node` is not a stop: it leaves what a crash would leave.
-Neighbours: commands/serve.py runs it under signals; each door comes in as one line of `build_doors`.
+Neighbours: commands/serve.py runs it under signals; each door comes in as one line of `open_delivery`.
 """
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 from uuid import UUID
@@ -17,10 +17,19 @@ from uuid import UUID
 import trio
 
 from headrace.config import Config
+from headrace.controller.config import Definitions
+from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
+from headrace.controller.store import SqliteStore
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import StorageError, UnknownFormat
 from headrace.exits import DoorNotOpened
+from headrace.gateways.amqp.deaths import stamp
+from headrace.gateways.amqp.server import AmqpDoor
+from headrace.gateways.amqp.settings import settings_of
+from headrace.gateways.delivery.access import Access
+from headrace.gateways.delivery.authentication import Authentication
+from headrace.gateways.delivery.broker import Broker
 from headrace.kinds import Address
 
 IDENTITY = "node.json"
@@ -55,9 +64,55 @@ class Identity:
     disk: UUID
 
 
-def build_doors(config: Config, log: LogDirectory) -> list[Door]:
-    """Every door this release has; which of them open is the configuration's affair."""
-    return []
+@dataclass(slots=True)
+class Delivery:
+    """What serves clients: the broker and its doors. `close` makes everything settled safe."""
+
+    doors: Sequence[Door]
+    close: Callable[[], Awaitable[None]]
+
+
+async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery) -> Delivery:
+    """Metadata, views, doors: every door this release has; which of them open is the configuration's affair."""
+    hashing = trio.CapacityLimiter(HASHING_THREADS_MAX)
+    metadata = MetadataService(
+        lambda: SqliteStore(config.node.data / "meta.sqlite", new_uuid=env.ids.uuid),
+        new_uuid=env.ids.uuid,
+        hashing=hashing,
+    )
+    await nursery.start(metadata.run)
+    await metadata.seed(Definitions())
+    broker = Broker(
+        env,
+        log,
+        metadata,
+        settings_of=settings_of,
+        stamp=stamp,
+        clean=clean,
+        log_config=config.storage.stream_defaults(),
+    )
+    await broker.load()
+    nursery.start_soon(broker.run)
+    access = Access(metadata.snapshot)
+    metadata.listen(lambda snapshot, changes: access.update(snapshot))
+    authentication = Authentication(
+        metadata, key=env.ids.uuid().bytes + env.ids.uuid().bytes, monotonic=env.clock.monotonic, hashing=hashing
+    )
+    return Delivery([_AmqpDoor(AmqpDoor(broker, access, authentication))], broker.write_journal)
+
+
+class _AmqpDoor:
+    """The AMQP door behind the node's idea of a door."""
+
+    name = AmqpDoor.name
+
+    def __init__(self, door: AmqpDoor) -> None:
+        self._door = door
+        self.serve = door.serve
+        self.drain = door.drain
+
+    async def open(self, address: Address) -> Address:
+        return Address(*await self._door.listen(address.host, address.port))
 
 
 async def run_node(
@@ -81,7 +136,12 @@ async def run_node(
         _log.info("data directory opened", extra={**_texts(identity), **told})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.run)
-            await _serve_doors(config, (doors or build_doors)(config, log), stop, task_status)
+            if doors is None:
+                delivery = await open_delivery(config, env, log, clean, nursery)
+            else:
+                delivery = Delivery(doors(config, log), trio.lowlevel.checkpoint)
+            await _serve_doors(config, delivery.doors, stop, task_status)
+            await delivery.close()
             await log.close()
             nursery.cancel_scope.cancel()
         await env.worker.run(lambda: env.storage.replace_file(CLEAN, b""))

@@ -1,0 +1,212 @@
+"""One AMQP channel: what it holds unacked, its confirms, its prefetch, its transaction. Machine: no I/O.
+
+Deliveries are held in runs (first tag, stretch), in the order of their tags; an ack up to a tag takes whole runs off
+the front, a single one splits at most one run. Confirms are told in the order of the publishes, as many as possible
+with one `multiple`, never across a publish that is not yet safe (2.8).
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from headrace.gateways.amqp.errors import ReplyCode, amqp_error
+from headrace.gateways.delivery.lane import Stretch
+from headrace.gateways.delivery.queue import UNLIMITED, Queue
+
+if TYPE_CHECKING:
+    from headrace.gateways.amqp.consumer import AmqpConsumer
+
+_first_tag = attrgetter("tag")
+
+
+class Held:
+    """Deliveries tag..tag+count-1 of one stretch, not yet settled."""
+
+    __slots__ = ("consumer", "queue", "stretch", "tag")
+
+    def __init__(self, tag: int, queue: Queue, stretch: Stretch, consumer: "HeldBy | None") -> None:
+        self.tag = tag
+        self.queue = queue
+        self.stretch = stretch
+        # Who got it; None for basic.get.
+        self.consumer = consumer
+
+
+class HeldBy:
+    """The part of a consumer that its channel counts with."""
+
+    __slots__ = ("outstanding",)
+
+    def __init__(self) -> None:
+        self.outstanding = 0
+
+
+class Outcome(Enum):
+    WAITING = 0
+    ACK = 1
+    NACK = 2
+
+
+class Confirm:
+    """`count` publishes that succeed or fail together."""
+
+    __slots__ = ("count", "outcome")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.outcome = Outcome.WAITING
+
+
+class Channel:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.confirming = False
+        self.transactional = False
+        self.open = True
+        # False after channel.flow: the client wants no deliveries for a while.
+        self.flowing = True
+        self.consumers: dict[str, AmqpConsumer] = {}
+        self.last_queue = ""
+        self.next_tag = 1
+        self.outstanding = 0
+        # Prefetch for consumers that come later, and for the channel as a whole.
+        self.consumer_prefetch = 0
+        self.channel_prefetch = 0
+        # Publishes and settlements of an open transaction, carried out by tx.commit in this order.
+        self.pending: list[Callable[[], None]] = []
+        self.pending_settles: list[tuple[Callable[[Queue, Stretch], None], list[tuple[Queue, Stretch]]]] = []
+        self._held: list[Held] = []
+        self._front = 0
+        self._confirms: deque[Confirm] = deque()
+        self._confirmed = 0
+
+    # -- deliveries ---------------------------------------------------------------------------------------------
+
+    def hold(self, queue: Queue, stretch: Stretch, consumer: HeldBy | None) -> int:
+        """Give a stretch its delivery tags; returns the first."""
+        tag = self.next_tag
+        self.next_tag = tag + stretch.count
+        self._held.append(Held(tag, queue, stretch, consumer))
+        self.outstanding += stretch.count
+        if consumer is not None:
+            consumer.outstanding += stretch.count
+        return tag
+
+    def skip(self, count: int) -> int:
+        """Tags for deliveries that need no ack; returns the first."""
+        tag = self.next_tag
+        self.next_tag = tag + count
+        return tag
+
+    def room(self) -> int:
+        return self.channel_prefetch - self.outstanding if self.channel_prefetch else UNLIMITED
+
+    def release(self, tag: int, multiple: bool) -> list[tuple[Queue, Stretch]]:
+        """Take deliveries off the channel: all up to the tag (0: all there are), or just the one.
+
+        Raises PRECONDITION_FAILED for a tag that is not held.
+        """
+        if not multiple:
+            return [self._release_one(tag)]
+        if tag == 0:
+            tag = self.next_tag - 1
+        elif tag >= self.next_tag:
+            raise _unknown_tag(tag)
+        released: list[tuple[Queue, Stretch]] = []
+        held, front = self._held, self._front
+        while front < len(held) and held[front].tag <= tag:
+            run = held[front]
+            count = tag - run.tag + 1
+            stretch = run.stretch
+            if count < stretch.count:
+                stretch = stretch.split(count)
+                run.tag += count
+                front -= 1
+            released.append((run.queue, stretch))
+            self._count_off(run, stretch.count)
+            front += 1
+        self._trim(front)
+        return released
+
+    def _release_one(self, tag: int) -> tuple[Queue, Stretch]:
+        held, front = self._held, self._front
+        # Clients mostly ack in order.
+        if front < len(held) and held[front].tag == tag:
+            place = front
+        else:
+            place = bisect_right(held, tag, lo=front, key=_first_tag) - 1
+            if place < front or tag >= held[place].tag + held[place].stretch.count:
+                raise _unknown_tag(tag)
+        run = held[place]
+        stretch = run.stretch
+        before = tag - run.tag
+        if before:
+            ahead = stretch.split(before)
+            held.insert(place, Held(run.tag, run.queue, ahead, run.consumer))
+            place += 1
+        one = stretch.split(1) if stretch.count > 1 else stretch
+        if one is stretch:
+            if place == front:
+                self._trim(front + 1)
+            else:
+                del held[place]
+        else:
+            run.tag = tag + 1
+        self._count_off(run, 1)
+        return run.queue, one
+
+    def release_all(self) -> list[tuple[Queue, Stretch]]:
+        released = [(one.queue, one.stretch) for one in self._held[self._front :]]
+        for one in self._held[self._front :]:
+            self._count_off(one, one.stretch.count)
+        self._held.clear()
+        self._front = 0
+        return released
+
+    def _count_off(self, run: Held, count: int) -> None:
+        self.outstanding -= count
+        if run.consumer is not None:
+            run.consumer.outstanding -= count
+
+    def _trim(self, front: int) -> None:
+        if front > 512 or front == len(self._held):
+            del self._held[:front]
+            front = 0
+        self._front = front
+
+    # -- confirms -----------------------------------------------------------------------------------------------
+
+    def expect(self, count: int) -> Confirm:
+        """Publishes whose outcome will be told."""
+        confirm = Confirm(count)
+        self._confirms.append(confirm)
+        return confirm
+
+    def unexpect(self, confirm: Confirm) -> None:
+        """The newest expectation is taken back, to be replaced by finer ones."""
+        assert self._confirms[-1] is confirm
+        self._confirms.pop()
+
+    def told(self) -> list[tuple[int, Outcome]]:
+        """(tag, outcome) for every run of publishes that can be told now: each up to and including its tag."""
+        answers: list[tuple[int, Outcome]] = []
+        confirms = self._confirms
+        while confirms and confirms[0].outcome is not Outcome.WAITING:
+            confirm = confirms.popleft()
+            self._confirmed += confirm.count
+            if answers and answers[-1][1] is confirm.outcome:
+                answers[-1] = (self._confirmed, confirm.outcome)
+            else:
+                answers.append((self._confirmed, confirm.outcome))
+        return answers
+
+    @property
+    def unconfirmed(self) -> int:
+        return sum(confirm.count for confirm in self._confirms)
+
+
+def _unknown_tag(tag: int) -> Exception:
+    return amqp_error(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}")

@@ -1,0 +1,82 @@
+"""An AMQP consumer: a queue hands it stretches, it makes basic.deliver of them. Machine over an outbox."""
+
+from pamqp import commands
+
+from headrace.gateways.amqp.channel import Channel, HeldBy
+from headrace.gateways.amqp.frames import encode_deliver_run, encode_method
+from headrace.gateways.amqp.methods import make
+from headrace.gateways.amqp.outbox import Outbox
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.lane import Stretch
+from headrace.gateways.delivery.queue import UNLIMITED, Queue
+
+
+class AmqpConsumer(HeldBy):
+    def __init__(
+        self,
+        broker: Broker,
+        channel: Channel,
+        outbox: Outbox,
+        queue: Queue,
+        tag: str,
+        *,
+        no_ack: bool,
+        exclusive: bool,
+        priority: int,
+        prefetch: int,
+        frame_max: int,
+        notify_cancel: bool,
+    ) -> None:
+        super().__init__()
+        self.tag = tag
+        self.queue = queue
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.priority = priority
+        self.channel = channel
+        self._broker = broker
+        self._outbox = outbox
+        self._prefetch = prefetch
+        self._frame_max = frame_max
+        self._tag_bytes = tag.encode("utf-8", "surrogateescape")
+        self._notify_cancel = notify_cancel
+
+    def room(self) -> int:
+        channel = self.channel
+        if self._outbox.is_full or not channel.flowing or not channel.open:
+            return 0
+        if self.no_ack:
+            return UNLIMITED
+        room = channel.room()
+        return min(room, self._prefetch - self.outstanding) if self._prefetch else room
+
+    def deliver(self, queue: Queue, stretch: Stretch) -> None:
+        batch = stretch.loaded()
+        first, count = stretch.index, stretch.count
+        last = first + count
+        channel = self.channel
+        tag = channel.skip(count) if self.no_ack else channel.hold(queue, stretch, self)
+        again = stretch.deliveries > 0 or stretch.seq < stretch.lane.delivered_below
+        exchange = self._broker.exchange_names.get(stretch.source.stream_id, b"")
+        self._outbox.put(
+            encode_deliver_run(
+                channel.number,
+                self._tag_bytes,
+                tag,
+                [again] * count,
+                [exchange] * count,
+                batch.keys[first:last],
+                batch.properties[first:last],
+                batch.values[first:last],
+                self._frame_max,
+            )
+        )
+        stretch.batch = None
+
+    def cancel(self) -> None:
+        """The queue is gone: tell the client, if it said that it understands."""
+        self.channel.consumers.pop(self.tag, None)
+        if self._notify_cancel:
+            self._outbox.put(
+                encode_method(self.channel.number, make(commands.Basic.Cancel, consumer_tag=self.tag, nowait=True))
+            )

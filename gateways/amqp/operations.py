@@ -1,0 +1,582 @@
+"""What each method of a channel does: exchange, queue, basic, confirm, tx. Driver of the broker for one channel.
+
+Every method checks its rights first, then its arguments, then acts and answers. A refusal is raised as AmqpError; the
+session closes the channel or the connection for it and nothing else is touched.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pamqp import commands
+
+from headrace.controller.entities import Binding, DestinationKind
+from headrace.controller.errors import InUse, NotFound
+from headrace.controller.policies import Resource
+from headrace.controller.table import EMPTY
+from headrace.core_log.errors import Refused
+from headrace.gateways.amqp.arguments import (
+    QueueType,
+    check_same_exchange,
+    check_same_queue,
+    parse_binding_arguments,
+    parse_consumer_arguments,
+    parse_exchange_arguments,
+    parse_queue_arguments,
+)
+from headrace.gateways.amqp.channel import Channel
+from headrace.gateways.amqp.config import AmqpConfig
+from headrace.gateways.amqp.consumer import AmqpConsumer
+from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to, resource
+from headrace.gateways.amqp.frames import Acks, encode_get_ok, encode_method
+from headrace.gateways.amqp.methods import Method, ids, make
+from headrace.gateways.amqp.outbox import Outbox
+from headrace.gateways.amqp.settings import combine
+from headrace.gateways.delivery.access import Access, Operation
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.queue import Queue
+from headrace.gateways.delivery.routing import ExchangeKind
+from headrace.gateways.delivery.vhost import VirtualHost
+
+Handler = Callable[[Channel, Any], Awaitable[None]]
+
+
+class Operations:
+    """The methods of all channels of one connection."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        host: VirtualHost,
+        access: Access,
+        user: str,
+        outbox: Outbox,
+        config: AmqpConfig,
+        *,
+        connection: object,
+        notify_cancel: bool,
+        frame_max: int,
+    ) -> None:
+        self._broker = broker
+        self._host = host
+        self._access = access
+        self._user = user
+        self._outbox = outbox
+        self._config = config
+        self._connection = connection
+        self._notify_cancel = notify_cancel
+        self._frame_max = frame_max
+        self._touched: dict[Queue, None] = {}
+        self._handlers: dict[type[Method], Handler] = {
+            commands.Exchange.Declare: self._exchange_declare,
+            commands.Exchange.Delete: self._exchange_delete,
+            commands.Exchange.Bind: self._exchange_bind,
+            commands.Exchange.Unbind: self._exchange_unbind,
+            commands.Queue.Declare: self._queue_declare,
+            commands.Queue.Bind: self._queue_bind,
+            commands.Queue.Unbind: self._queue_unbind,
+            commands.Queue.Purge: self._queue_purge,
+            commands.Queue.Delete: self._queue_delete,
+            commands.Basic.Qos: self._basic_qos,
+            commands.Basic.Consume: self._basic_consume,
+            commands.Basic.Cancel: self._basic_cancel,
+            commands.Basic.Get: self._basic_get,
+            commands.Basic.Ack: self._basic_ack,
+            commands.Basic.Nack: self._basic_nack,
+            commands.Basic.Reject: self._basic_reject,
+            commands.Basic.Recover: self._basic_recover,
+            commands.Basic.RecoverAsync: self._basic_recover,
+            commands.Confirm.Select: self._confirm_select,
+            commands.Tx.Select: self._tx_select,
+            commands.Tx.Commit: self._tx_commit,
+            commands.Tx.Rollback: self._tx_rollback,
+            commands.Channel.Flow: self._channel_flow,
+        }
+
+    async def handle(self, channel: Channel, method: Method) -> None:
+        handler = self._handlers.get(type(method))
+        if handler is None:
+            raise amqp_error(ReplyCode.COMMAND_INVALID, f"unexpected {method.name} on channel", *ids(method))
+        try:
+            await handler(channel, method)
+        except AmqpError as error:
+            raise reply_to(error, *ids(method)) from None
+        except NotFound as error:
+            raise amqp_error(ReplyCode.NOT_FOUND, str(error), *ids(method)) from error
+        except InUse as error:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *ids(method)) from error
+        except Refused as error:
+            raise reply_to(error, *ids(method)) from error
+
+    def _answer(self, channel: Channel, kind: type[Method], **values: object) -> None:
+        self._outbox.put(encode_method(channel.number, make(kind, **values)))
+
+    # -- rights ---------------------------------------------------------------------------------------------------
+
+    def _demand(self, operation: Operation, kind: str, name: str) -> None:
+        if not self._access.may(self._user, self._host.name, operation, name):
+            shown = name or "amq.default"
+            where = f"{kind} '{shown}' in vhost '{self._host.name}'"
+            text = f"{operation} access to {where} refused for user '{self._user}'"
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
+
+    def _queue(self, channel: Channel, name: str) -> Queue:
+        """The queue of this name (the channel's last one for none), if this connection may use it."""
+        if not name:
+            name = channel.last_queue
+            if not name:
+                raise amqp_error(ReplyCode.NOT_FOUND, "no previously declared queue")
+        queue = self._host.queue(name)
+        if queue.owner is not None and queue.owner is not self._connection:
+            text = (
+                f"cannot obtain exclusive access to locked {resource('queue', name, self._host.name)}. It could be "
+                "originally declared on another connection or the exclusive property value does not match that of the "
+                "original declaration."
+            )
+            raise amqp_error(ReplyCode.RESOURCE_LOCKED, text)
+        return queue
+
+    # -- exchanges ------------------------------------------------------------------------------------------------
+
+    async def _exchange_declare(self, channel: Channel, method: commands.Exchange.Declare) -> None:
+        name, kind = method.exchange, method.exchange_type
+        where = resource("exchange", name, self._host.name)
+        found = self._host.router.exchange(name)
+        if method.passive:
+            if found is None:
+                raise amqp_error(ReplyCode.NOT_FOUND, f"no {where}")
+        else:
+            self._demand(Operation.CONFIGURE, "exchange", name)
+            if not name:
+                raise amqp_error(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
+            if kind not in set(ExchangeKind):
+                raise amqp_error(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
+            arguments = parse_exchange_arguments(method.arguments, name, self._host.name, kind)
+            if arguments.alternate_exchange is not None:
+                self._demand(Operation.READ, "exchange", name)
+                self._demand(Operation.WRITE, "exchange", arguments.alternate_exchange)
+            if found is None:
+                if name.startswith("amq."):
+                    text = f"exchange name '{name}' contains reserved prefix 'amq.*'"
+                    raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
+                await self._host.declare_exchange(
+                    name,
+                    kind,
+                    durable=method.durable,
+                    auto_delete=method.auto_delete,
+                    internal=method.internal,
+                    arguments=arguments.table,
+                )
+                found = self._host.router.exchange(name)
+                assert found is not None
+            check_same_exchange(
+                found.arguments,
+                arguments.table,
+                name,
+                self._host.name,
+                exchange_type=(str(found.kind), kind),
+                durable=(found.durable, method.durable),
+                auto_delete=(found.auto_delete, method.auto_delete),
+                internal=(found.internal, method.internal),
+            )
+        if not method.nowait:
+            self._answer(channel, commands.Exchange.DeclareOk)
+
+    async def _exchange_delete(self, channel: Channel, method: commands.Exchange.Delete) -> None:
+        self._demand(Operation.CONFIGURE, "exchange", method.exchange)
+        if not method.exchange:
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        if method.exchange.startswith("amq."):
+            text = f"operation not permitted on exchange '{method.exchange}': its name has the reserved prefix 'amq.*'"
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
+        await self._host.delete_exchange(method.exchange, if_unused=method.if_unused)
+        if not method.nowait:
+            self._answer(channel, commands.Exchange.DeleteOk)
+
+    async def _exchange_bind(self, channel: Channel, method: commands.Exchange.Bind) -> None:
+        await self._host.bind(self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method))
+        if not method.nowait:
+            self._answer(channel, commands.Exchange.BindOk)
+
+    async def _exchange_unbind(self, channel: Channel, method: commands.Exchange.Unbind) -> None:
+        await self._host.unbind(self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method))
+        if not method.nowait:
+            self._answer(channel, commands.Exchange.UnbindOk)
+
+    def _binding(self, source: str, kind: DestinationKind, destination: str, method: Any) -> Binding:
+        self._demand(Operation.WRITE, str(kind), destination)
+        self._demand(Operation.READ, "exchange", source)
+        if not source or (kind is DestinationKind.EXCHANGE and not destination):
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        found = self._host.router.exchange(source)
+        if found is None:
+            raise amqp_error(ReplyCode.NOT_FOUND, f"no {resource('exchange', source, self._host.name)}")
+        if found.kind is ExchangeKind.TOPIC and not self._access.may_use_key(
+            self._user, self._host.name, source, Operation.READ, method.routing_key, None
+        ):
+            text = f"read access to topic '{method.routing_key}' in exchange '{source}' refused for user '{self._user}'"
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
+        arguments = parse_binding_arguments(method.arguments, source, self._host.name, str(found.kind))
+        if arguments.filter is not None or arguments.start is not None:
+            name = "x-filter" if arguments.filter is not None else "x-from"
+            raise _not_yet(f"{name} on a binding")
+        return Binding(
+            vhost=self._host.name,
+            source=source,
+            destination_kind=kind,
+            destination=destination,
+            routing_key=method.routing_key,
+            arguments=arguments.table,
+        )
+
+    # -- queues ---------------------------------------------------------------------------------------------------
+
+    async def _queue_declare(self, channel: Channel, method: commands.Queue.Declare) -> None:
+        name = method.queue
+        host = self._host
+        if method.passive:
+            queue = self._queue(channel, name)
+            name = queue.name
+        else:
+            if not name:
+                name = f"amq.gen-{self._broker.env.ids.uuid().hex}"
+            elif name.startswith("amq.") and name not in host.queues:
+                text = f"queue name '{name}' contains reserved prefix 'amq.*'"
+                raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
+            self._demand(Operation.CONFIGURE, "queue", name)
+            if name in host.queues:
+                self._queue(channel, name)
+            arguments = parse_queue_arguments(
+                method.arguments,
+                name,
+                host.name,
+                durable=method.durable,
+                exclusive=method.exclusive,
+                auto_delete=method.auto_delete,
+            )
+            if arguments.dead_letter_exchange is not None:
+                self._demand(Operation.READ, "queue", name)
+                self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
+            if arguments.stream.partitions is not None and arguments.stream.partitions > 1:
+                raise _not_yet("x-partitions on a queue")
+            if arguments.queue_type is QueueType.STREAM:
+                raise _not_yet("x-queue-type 'stream'")
+            policy = self._broker.metadata.snapshot.effective_policy(host.name, name, Resource.CLASSIC_QUEUE)
+            queue = await host.declare_queue(
+                name,
+                combine(arguments, EMPTY if policy is None else policy.definition),
+                durable=method.durable,
+                auto_delete=method.auto_delete,
+                owner=self._connection if method.exclusive else None,
+                user=self._user,
+                arguments=arguments.table,
+            )
+            self._queue(channel, name)
+            if (queue.owner is not None) != method.exclusive:
+                text = (
+                    f"cannot obtain exclusive access to locked {resource('queue', name, host.name)}. It could be "
+                    "originally declared on another connection or the exclusive property value does not match that "
+                    "of the original declaration."
+                )
+                raise amqp_error(ReplyCode.RESOURCE_LOCKED, text)
+            check_same_queue(
+                queue.arguments,
+                arguments.table,
+                name,
+                host.name,
+                durable=(queue.declared_durable, method.durable),
+                auto_delete=(queue.auto_delete, method.auto_delete),
+            )
+        channel.last_queue = name
+        self._broker.touch(queue)
+        if not method.nowait:
+            self._answer(
+                channel,
+                commands.Queue.DeclareOk,
+                queue=name,
+                message_count=queue.ready_count,
+                consumer_count=len(queue.consumers),
+            )
+
+    async def _queue_bind(self, channel: Channel, method: commands.Queue.Bind) -> None:
+        queue = self._queue(channel, method.queue)
+        await self._host.bind(self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method))
+        if not method.nowait:
+            self._answer(channel, commands.Queue.BindOk)
+
+    async def _queue_unbind(self, channel: Channel, method: commands.Queue.Unbind) -> None:
+        queue = self._queue(channel, method.queue)
+        await self._host.unbind(self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method))
+        self._answer(channel, commands.Queue.UnbindOk)
+
+    async def _queue_purge(self, channel: Channel, method: commands.Queue.Purge) -> None:
+        queue = self._queue(channel, method.queue)
+        self._demand(Operation.READ, "queue", queue.name)
+        count = queue.purge()
+        if not method.nowait:
+            self._answer(channel, commands.Queue.PurgeOk, message_count=count)
+
+    async def _queue_delete(self, channel: Channel, method: commands.Queue.Delete) -> None:
+        if (method.queue or channel.last_queue) not in self._host.queues:
+            # Deleting what is not there succeeds, as in RabbitMQ.
+            self._demand(Operation.CONFIGURE, "queue", method.queue or channel.last_queue)
+            if not method.nowait:
+                self._answer(channel, commands.Queue.DeleteOk)
+            return
+        queue = self._queue(channel, method.queue)
+        self._demand(Operation.CONFIGURE, "queue", queue.name)
+        where = resource("queue", queue.name, self._host.name)
+        if method.if_unused and queue.consumers:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"{where} in use")
+        if method.if_empty and queue.ready_count:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"{where} not empty")
+        count = await self._host.delete_queue(queue)
+        if not method.nowait:
+            self._answer(channel, commands.Queue.DeleteOk, message_count=count)
+
+    # -- consuming ------------------------------------------------------------------------------------------------
+
+    async def _basic_qos(self, channel: Channel, method: commands.Basic.Qos) -> None:
+        if method.prefetch_size:
+            text = f"prefetch_size!=0 ({method.prefetch_size})"
+            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, text)
+        if method.global_:
+            channel.channel_prefetch = method.prefetch_count
+            for consumer in channel.consumers.values():
+                self._touched[consumer.queue] = None
+        else:
+            channel.consumer_prefetch = method.prefetch_count
+        self._answer(channel, commands.Basic.QosOk)
+        self.dispatch_touched()
+
+    async def _basic_consume(self, channel: Channel, method: commands.Basic.Consume) -> None:
+        queue = self._queue(channel, method.queue)
+        self._demand(Operation.READ, "queue", queue.name)
+        where = resource("queue", queue.name, self._host.name)
+        arguments = parse_consumer_arguments(method.arguments, queue.name, self._host.name)
+        if arguments.stream_offset is not None or arguments.filter is not None or arguments.stream_filter:
+            raise amqp_error(
+                ReplyCode.NOT_IMPLEMENTED, "x-stream-offset, x-filter and x-stream-filter on basic.consume"
+            )
+        tag = method.consumer_tag or f"amq.ctag-{self._broker.env.ids.uuid().hex}"
+        if tag in channel.consumers:
+            raise amqp_error(ReplyCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+        if len(channel.consumers) >= self._config.consumers_per_channel_max:
+            raise amqp_error(
+                ReplyCode.NOT_ALLOWED, f"reached maximum ({len(channel.consumers)}) of consumers per channel"
+            )
+        if any(consumer.exclusive for consumer in queue.consumers) or (method.exclusive and queue.consumers):
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, f"{where} in exclusive use")
+        consumer = AmqpConsumer(
+            self._broker,
+            channel,
+            self._outbox,
+            queue,
+            tag,
+            no_ack=method.no_ack,
+            exclusive=method.exclusive,
+            priority=arguments.priority,
+            prefetch=channel.consumer_prefetch,
+            frame_max=self._frame_max,
+            notify_cancel=self._notify_cancel,
+        )
+        channel.consumers[tag] = consumer
+        queue.add_consumer(consumer)
+        self._broker.touch(queue)
+        if not method.nowait:
+            self._answer(channel, commands.Basic.ConsumeOk, consumer_tag=tag)
+        self._broker.wake(queue)
+
+    async def _basic_cancel(self, channel: Channel, method: commands.Basic.Cancel) -> None:
+        tag = str(method.consumer_tag)
+        consumer = channel.consumers.pop(tag, None)
+        if consumer is not None:
+            await self._drop_consumer(consumer)
+        if not method.nowait:
+            self._answer(channel, commands.Basic.CancelOk, consumer_tag=tag)
+
+    async def _drop_consumer(self, consumer: AmqpConsumer) -> None:
+        queue = consumer.queue
+        if consumer in queue.consumers:
+            queue.remove_consumer(consumer)
+            self._broker.touch(queue)
+            self._broker.wake(queue)
+        if queue.auto_delete and queue.had_consumers and not queue.consumers and not queue.deleted:
+            await self._host.delete_queue(queue)
+
+    async def _basic_get(self, channel: Channel, method: commands.Basic.Get) -> None:
+        queue = self._queue(channel, method.queue)
+        self._demand(Operation.READ, "queue", queue.name)
+        self._broker.touch(queue)
+        stretch = queue.get()
+        if stretch is None and queue.ready_count:
+            await self._broker.visible(queue)
+            stretch = queue.get()
+        if stretch is None:
+            self._answer(channel, commands.Basic.GetEmpty)
+            return
+        batch = stretch.loaded()
+        index = stretch.index
+        again = stretch.deliveries > 0 or stretch.seq < stretch.lane.delivered_below
+        if method.no_ack:
+            tag = channel.skip(1)
+            queue.settle(stretch)
+        else:
+            tag = channel.hold(queue, stretch, None)
+        self._outbox.put(
+            encode_get_ok(
+                channel.number,
+                tag,
+                again,
+                self._broker.exchange_names.get(stretch.source.stream_id, b""),
+                batch.keys[index],
+                queue.ready_count,
+                batch.properties[index],
+                batch.values[index],
+                self._frame_max,
+            )
+        )
+        stretch.batch = None
+
+    # -- settling -------------------------------------------------------------------------------------------------
+
+    def acks(self, channel: Channel, event: Acks) -> None:
+        """The hot path of basic.ack: all acks of one read."""
+        if channel.transactional:
+            for tag, multiple in event.acks:
+                self._in_transaction(channel, tag, multiple, Queue.settle)
+            return
+        touched = self._touched
+        for tag, multiple in event.acks:
+            for queue, stretch in channel.release(tag, multiple):
+                queue.settle(stretch)
+                touched[queue] = None
+        self.dispatch_touched()
+
+    def _in_transaction(self, channel: Channel, tag: int, multiple: bool, settle: Callable[[Queue, Any], None]) -> None:
+        released = channel.release(tag, multiple)
+        channel.pending_settles.append((settle, released))
+
+    def dispatch_touched(self) -> None:
+        touched, self._touched = self._touched, {}
+        for queue in touched:
+            self._broker.wake(queue)
+
+    async def _basic_ack(self, channel: Channel, method: commands.Basic.Ack) -> None:
+        self.acks(channel, Acks(channel.number, [(method.delivery_tag, method.multiple)]))
+
+    async def _basic_nack(self, channel: Channel, method: commands.Basic.Nack) -> None:
+        self._reject(channel, method.delivery_tag, method.multiple, method.requeue)
+
+    async def _basic_reject(self, channel: Channel, method: commands.Basic.Reject) -> None:
+        self._reject(channel, int(method.delivery_tag or 0), False, method.requeue)
+
+    def _reject(self, channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
+        settle: Callable[[Queue, Any], None]
+        if requeue:
+            settle = _give_back
+        else:
+            settle = Queue.reject
+        if channel.transactional:
+            self._in_transaction(channel, tag, multiple, settle)
+            return
+        for queue, stretch in channel.release(tag, multiple):
+            settle(queue, stretch)
+            self._touched[queue] = None
+        self.dispatch_touched()
+
+    async def _basic_recover(self, channel: Channel, method: commands.Basic.Recover) -> None:
+        if not method.requeue:
+            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, "requeue=false")
+        for queue, stretch in channel.release_all():
+            queue.give_back([stretch])
+            self._touched[queue] = None
+        if isinstance(method, commands.Basic.Recover):
+            self._answer(channel, commands.Basic.RecoverOk)
+        self.dispatch_touched()
+
+    # -- confirms, transactions, flow -----------------------------------------------------------------------------
+
+    async def _confirm_select(self, channel: Channel, method: commands.Confirm.Select) -> None:
+        if channel.transactional:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
+        channel.confirming = True
+        if not method.nowait:
+            self._answer(channel, commands.Confirm.SelectOk)
+
+    async def _tx_select(self, channel: Channel, method: commands.Tx.Select) -> None:
+        if channel.confirming:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
+        channel.transactional = True
+        self._answer(channel, commands.Tx.SelectOk)
+
+    async def _tx_commit(self, channel: Channel, method: commands.Tx.Commit) -> None:
+        self._demand_transaction(channel)
+        publishes, channel.pending = channel.pending, []
+        settles, channel.pending_settles = channel.pending_settles, []
+        for publish in publishes:
+            publish()
+        for settle, released in settles:
+            for queue, stretch in released:
+                settle(queue, stretch)
+                self._touched[queue] = None
+        self._broker.dispatch()
+        self.dispatch_touched()
+        await self._broker.committed()
+        await self._broker.write_journal()
+        self._answer(channel, commands.Tx.CommitOk)
+
+    async def _tx_rollback(self, channel: Channel, method: commands.Tx.Rollback) -> None:
+        self._demand_transaction(channel)
+        channel.pending.clear()
+        settles, channel.pending_settles = channel.pending_settles, []
+        # What was acked in the transaction is unacked again; the client may not ack it a second time, so it goes back.
+        for _settle, released in settles:
+            for queue, stretch in released:
+                queue.give_back([stretch])
+                self._touched[queue] = None
+        self._answer(channel, commands.Tx.RollbackOk)
+        self.dispatch_touched()
+
+    def _demand_transaction(self, channel: Channel) -> None:
+        if not channel.transactional:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
+
+    async def _channel_flow(self, channel: Channel, method: commands.Channel.Flow) -> None:
+        channel.flowing = bool(method.active)
+        self._answer(channel, commands.Channel.FlowOk, active=method.active)
+        if method.active:
+            self.wake(channel)
+
+    def wake(self, channel: Channel) -> None:
+        """The channel may take deliveries again."""
+        for consumer in list(channel.consumers.values()):
+            self._broker.wake(consumer.queue)
+
+    async def close_channel(self, channel: Channel) -> None:
+        """Consumers go, what they held goes back."""
+        channel.open = False
+        consumers = list(channel.consumers.values())
+        channel.consumers.clear()
+        queues = {consumer.queue for consumer in consumers}
+        for consumer in consumers:
+            if consumer in consumer.queue.consumers:
+                consumer.queue.remove_consumer(consumer)
+        pending = [pair for _settle, released in channel.pending_settles for pair in released]
+        for queue, stretch in [*channel.release_all(), *pending]:
+            if not queue.deleted:
+                queue.give_back([stretch])
+                queues.add(queue)
+        for queue in sorted(queues, key=lambda one: one.name):
+            if queue.auto_delete and queue.had_consumers and not queue.consumers and not queue.deleted:
+                await self._host.delete_queue(queue)
+            else:
+                self._broker.wake(queue)
+
+
+def _not_yet(what: str) -> AmqpError:
+    """A feature that this release does not have: refused, never passed over."""
+    return amqp_error(ReplyCode.PRECONDITION_FAILED, f"{what} is not supported by this release")
+
+
+def _give_back(queue: Queue, stretch: Any) -> None:
+    queue.give_back([stretch])

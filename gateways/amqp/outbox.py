@@ -1,0 +1,94 @@
+"""Bytes on their way out of one connection. Driver of a socket's sending side.
+
+What is put here during a turn goes out in one send at the end of it, straight from whoever caused it; only when the
+socket is full does a writer task wait. `is_full` tells consumers to wait, so a reader that sleeps costs one buffer.
+"""
+
+import socket
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+
+class Outbox:
+    def __init__(self, sock: socket.socket, bytes_max: int, note: Callable[["Outbox"], None]) -> None:
+        self._socket = sock
+        self._bytes_max = bytes_max
+        self._note = note
+        self._parts: deque[bytes] = deque()
+        self._noted = False
+        self._full = trio.Event()
+        self.byte_count = 0
+        self.sent_count = 0
+        self.closed = False
+        # Called when there is room again after it was full.
+        self.on_room: Callable[[], None] = lambda: None
+
+    @property
+    def is_full(self) -> bool:
+        return self.byte_count >= self._bytes_max
+
+    def put(self, data: bytes) -> None:
+        if self.closed:
+            return
+        self._parts.append(data)
+        self.byte_count += len(data)
+        if not self._noted:
+            self._noted = True
+            self._note(self)
+
+    def flush(self) -> None:
+        """Send what the socket takes now; the rest is the writer's."""
+        self._noted = False
+        if self._full.is_set() or self.closed:
+            return
+        if not self._send():
+            self._full.set()
+
+    def _send(self) -> bool:
+        """True when everything went out."""
+        parts = self._parts
+        while parts:
+            data = parts.popleft() if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            try:
+                count = self._socket.send(data)
+            except BlockingIOError:
+                count = 0
+            except OSError:
+                self.close()
+                return True
+            self.byte_count -= count
+            self.sent_count += count
+            if count < len(data):
+                parts.append(data[count:])
+                return False
+        return True
+
+    async def run(self) -> None:
+        """Wait for a full socket to take more, until cancelled."""
+        while not self.closed:
+            await self._full.wait()
+            while not self.closed:
+                await trio.lowlevel.wait_writable(self._socket)
+                was_full = self.is_full
+                done = self._send()
+                if was_full and not self.is_full:
+                    self.on_room()
+                if done:
+                    break
+            self._full = trio.Event()
+            self.on_room()
+
+    async def drained(self) -> None:
+        """Wait until everything put so far is with the kernel."""
+        self.flush()
+        while self._parts and not self.closed:
+            await trio.lowlevel.wait_writable(self._socket)
+            self._send()
+
+    def close(self) -> None:
+        self.closed = True
+        self._parts.clear()
+        self.byte_count = 0

@@ -1,0 +1,300 @@
+"""Publishes of one connection: from a run of frames to one append. Machine over the broker.
+
+The bytes of a method frame (exchange, key, flags) are the key of a cache whose value is the resolved target; most
+publishes cost one look-up. Properties are scanned, not parsed; only what may concern the broker is decoded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pamqp import commands
+
+from headrace.controller.errors import NotFound
+from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Protocol
+from headrace.gateways.amqp import properties
+from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
+from headrace.gateways.amqp.errors import ReplyCode, amqp_error
+from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, encode_return
+from headrace.gateways.amqp.methods import Publish, decode_publish
+from headrace.gateways.amqp.outbox import Outbox
+from headrace.gateways.amqp.properties import PropertyScan
+from headrace.gateways.delivery.access import Access, Operation, Tag
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.vhost import Target, VirtualHost
+
+TARGETS_MAX = 1024
+_PUBLISH_IDS = (commands.Basic.Publish.index >> 16, commands.Basic.Publish.index & 0xFFFF)
+
+
+@lru_cache(maxsize=4096)
+def _scan_cached(props: bytes) -> PropertyScan:
+    return properties.scan(props)
+
+
+@dataclass(slots=True)
+class _Resolved:
+    publish: Publish
+    target: Target
+    # The user's rights were checked at this version of the user.
+    rights: int
+
+
+class Publisher:
+    def __init__(self, broker: Broker, host: VirtualHost, access: Access, user: str, outbox: Outbox) -> None:
+        self._broker = broker
+        self._host = host
+        self._access = access
+        self._user = user
+        self._outbox = outbox
+        self._targets: dict[bytes, _Resolved] = {}
+        self.frame_max = 131_072
+
+    def publish(self, channel: Channel, run: PublishRun) -> None:
+        """Take one run. Raises AmqpError (soft or hard) for what is not allowed; nothing of the run is kept then."""
+        resolved = self._resolve(run.method_payload)
+        for first, last, scan in _groups(run.properties):
+            if scan.interesting:
+                for index in range(first, last):
+                    self._publish_special(channel, resolved, run.properties[index], run.bodies[index], scan)
+            else:
+                self._append(channel, resolved, run.properties[first:last], run.bodies[first:last], scan)
+
+    def _resolve(self, payload: bytes) -> _Resolved:
+        resolved = self._targets.get(payload)
+        version = self._broker.metadata.snapshot.users[self._user].version if resolved else 0
+        if resolved is not None and resolved.rights == version and self._host.is_current(resolved.target):
+            return resolved
+        publish = decode_publish(payload)
+        if publish.immediate:
+            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, "immediate=true", *_PUBLISH_IDS)
+        self._check_rights(publish.exchange, publish.routing_key)
+        exchange = self._host.router.exchange(publish.exchange)
+        if exchange is None:
+            text = f"no exchange '{publish.exchange}' in vhost '{self._host.name}'"
+            raise amqp_error(ReplyCode.NOT_FOUND, text, *_PUBLISH_IDS)
+        if exchange.internal:
+            text = f"cannot publish to internal exchange '{publish.exchange}' in vhost '{self._host.name}'"
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, text, *_PUBLISH_IDS)
+        target = self._host.target(publish.exchange, publish.routing_key_bytes, [publish.routing_key])
+        resolved = _Resolved(publish, target, self._broker.metadata.snapshot.users[self._user].version)
+        if not target.route.reads_message:
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            self._targets[payload] = resolved
+        return resolved
+
+    def _check_rights(self, exchange: str, key: str) -> None:
+        user, host = self._user, self._host.name
+        allowed = self._access.may(user, host, Operation.WRITE, exchange)
+        if allowed and exchange:
+            found = self._host.router.exchange(exchange)
+            if found is not None and found.kind == "topic":
+                allowed = self._access.may_use_key(user, host, exchange, Operation.WRITE, key, None)
+        if not allowed:
+            name = exchange or "amq.default"
+            text = f"write access to exchange '{name}' in vhost '{host}' refused for user '{user}'"
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, text, *_PUBLISH_IDS)
+
+    # -- the usual --------------------------------------------------------------------------------------------------
+
+    def _append(
+        self,
+        channel: Channel,
+        resolved: _Resolved,
+        props: Sequence[bytes],
+        bodies: Sequence[bytes],
+        scan: PropertyScan,
+    ) -> None:
+        target = resolved.target
+        if target.route.reads_message and not scan.interesting:
+            for one, body in zip(props, bodies, strict=True):
+                routed = self._route_by_message(resolved.publish, one)
+                self._keep(channel, resolved.publish, routed, [one], [body], scan)
+            return
+        self._keep(channel, resolved.publish, target, props, bodies, scan)
+
+    def _route_by_message(self, publish: Publish, props: bytes, keys: Sequence[str] = ()) -> Target:
+        decoded = properties.decode(props)
+        return self._host.target(
+            publish.exchange,
+            publish.routing_key_bytes,
+            [publish.routing_key, *keys],
+            lambda: decoded.headers,
+            lambda: {
+                "correlation_id": decoded.correlation_id,
+                "message_id": decoded.message_id,
+                "timestamp": decoded.timestamp,
+            },
+        )
+
+    def _keep(
+        self,
+        channel: Channel,
+        publish: Publish,
+        target: Target,
+        props: Sequence[bytes],
+        bodies: Sequence[bytes],
+        scan: PropertyScan,
+    ) -> None:
+        count = len(bodies)
+        confirm = channel.expect(count) if channel.confirming else None
+        if publish.mandatory and not target.queues:
+            self._return(channel, publish, props, bodies)
+            _tell(confirm, Outcome.ACK)
+            return
+        if channel.transactional:
+            channel.pending.append(lambda: self._store(target, props, bodies, scan, None))
+            return
+        if target.byte_limits and not self._admitted(target, bodies):
+            self._store_one_by_one(channel, publish, target, props, bodies, scan, confirm)
+            return
+        self._store(target, props, bodies, scan, confirm, channel)
+
+    def _store(
+        self,
+        target: Target,
+        props: Sequence[bytes],
+        bodies: Sequence[bytes],
+        scan: PropertyScan,
+        confirm: Confirm | None,
+        channel: Channel | None = None,
+    ) -> None:
+        attributes = int(Protocol.AMQP) | (PERSISTENT if scan.persistent else 0)
+        if scan.priority:
+            attributes |= min(scan.priority, 255) << PRIORITY_SHIFT
+        expiry_us = 0
+        if scan.expiration_ms is not None:
+            # 0 is a lawful expiration (deliver now or never), and 0 means none in the log.
+            expiry_us = self._broker.env.clock.wall_us() + scan.expiration_ms * 1000
+        reached = self._broker.publish(target, props, bodies, attributes=attributes, expiry_us=expiry_us)
+        if confirm is None:
+            return
+        assert channel is not None
+        if reached is None or not scan.persistent or target.log is None:
+            _tell(confirm, Outcome.ACK)
+        else:
+            target.log.when_committed(reached, _Confirmed(confirm, channel, self._outbox))
+
+    def _admitted(self, target: Target, bodies: Sequence[bytes]) -> bool:
+        size = sum(map(len, bodies))
+        return all(queue.admits(len(bodies), size) for queue in target.byte_limits)
+
+    def _store_one_by_one(
+        self,
+        channel: Channel,
+        publish: Publish,
+        target: Target,
+        props: Sequence[bytes],
+        bodies: Sequence[bytes],
+        scan: PropertyScan,
+        confirm: Confirm | None,
+    ) -> None:
+        """A queue is nearly full: whoever still has room gets each message, the publisher hears of those refused."""
+        if confirm is not None:
+            channel.unexpect(confirm)
+        for one, body in zip(props, bodies, strict=True):
+            full = [queue for queue in target.byte_limits if not queue.admits(1, len(body))]
+            single = channel.expect(1) if confirm is not None else None
+            if not full:
+                self._store(target, [one], [body], scan, single, channel)
+                continue
+            left = tuple(queue for queue in target.queues if queue not in full)
+            if left:
+                narrowed = Target(target.exchange, target.key, target.route, target.log, left)
+                self._store(narrowed, [one], [body], scan, None)
+            for queue in full:
+                self._broker.refuse(self._host, queue, target, one, body)
+            _tell(single, Outcome.NACK)
+
+    def _return(self, channel: Channel, publish: Publish, props: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+        exchange = publish.exchange.encode("utf-8", "surrogateescape")
+        for one, body in zip(props, bodies, strict=True):
+            self._outbox.put(
+                encode_return(
+                    channel.number,
+                    ReplyCode.NO_ROUTE,
+                    "NO_ROUTE",
+                    exchange,
+                    publish.routing_key_bytes,
+                    one,
+                    body,
+                    self.frame_max,
+                )
+            )
+
+    # -- what may concern the broker ----------------------------------------------------------------------------
+
+    def _publish_special(
+        self, channel: Channel, resolved: _Resolved, props: bytes, body: bytes, scan: PropertyScan
+    ) -> None:
+        decoded = properties.decode(props)
+        publish = resolved.publish
+        foreign = decoded.user_id is not None and decoded.user_id != self._user
+        if foreign and not self._access.has(self._user, Tag.IMPERSONATOR):
+            text = f"user_id property set to '{decoded.user_id}' but authenticated user was '{self._user}'"
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
+        headers = decoded.headers or {}
+        copies: list[str] = []
+        for name in ("CC", "BCC"):
+            found = headers.get(name)
+            if found is None:
+                continue
+            if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+                text = f"invalid type for header '{name}': expected an array of strings"
+                raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
+            copies += [str(one) for one in found]
+        if "BCC" in headers:
+            props = properties.without_header(props, "BCC")
+        target = resolved.target
+        if copies or target.route.reads_message:
+            try:
+                target = self._route_by_message(publish, props, copies)
+            except NotFound as error:
+                raise amqp_error(ReplyCode.NOT_FOUND, str(error), *_PUBLISH_IDS) from error
+        self._keep(channel, publish, target, [props], [body], scan)
+
+
+class _Confirmed:
+    """The log has passed a run: its confirm goes out with the next flush. A plain callback."""
+
+    __slots__ = ("_channel", "_confirm", "_outbox")
+
+    def __init__(self, confirm: Confirm, channel: Channel, outbox: Outbox) -> None:
+        self._confirm = confirm
+        self._channel = channel
+        self._outbox = outbox
+
+    def __call__(self) -> None:
+        self._confirm.outcome = Outcome.ACK
+        send_confirms(self._channel, self._outbox)
+
+
+def send_confirms(channel: Channel, outbox: Outbox) -> None:
+    """Tell the publisher whatever can be told."""
+    for tag, outcome in channel.told():
+        encode = encode_ack if outcome is Outcome.ACK else encode_nack
+        outbox.put(encode(channel.number, tag, True))
+
+
+def _tell(confirm: Confirm | None, outcome: Outcome) -> None:
+    if confirm is not None:
+        confirm.outcome = outcome
+
+
+def _groups(props: Sequence[bytes]) -> Sequence[tuple[int, int, PropertyScan]]:
+    """Neighbours whose scans are equal, so that they can be appended as one run."""
+    first = props[0]
+    count = len(props)
+    if props[-1] is first and props.count(first) == count:
+        return [(0, count, _scan_cached(first))]
+    groups: list[tuple[int, int, PropertyScan]] = []
+    start = 0
+    scan = properties.scan(first)
+    for index in range(1, count):
+        other = properties.scan(props[index])
+        if other is not scan and other != scan:
+            groups.append((start, index, scan))
+            start, scan = index, other
+    groups.append((start, count, scan))
+    return groups

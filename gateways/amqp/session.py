@@ -1,0 +1,472 @@
+"""One AMQP connection, from the protocol header to the closed socket. Driver.
+
+Each turn: one read, all its frames, then what they caused (appends, deliveries, answers) and one flush of every
+connection that has something to send. Nothing awaits per message; only methods that meet the metadata store do.
+"""
+
+import logging
+import socket
+from typing import Protocol, cast
+
+import trio
+from pamqp import commands
+
+from headrace import __version__
+from headrace.core_log.errors import HeadraceError
+from headrace.gateways.amqp.channel import Channel
+from headrace.gateways.amqp.config import AmqpConfig
+from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to
+from headrace.gateways.amqp.fields import FieldTable, decode_table
+from headrace.gateways.amqp.frames import (
+    HEARTBEAT_FRAME,
+    PROTOCOL_HEADER,
+    Acks,
+    Event,
+    FrameCutter,
+    Heartbeat,
+    MethodFrame,
+    PublishRun,
+    Violation,
+    encode_method,
+    match_protocol_header,
+)
+from headrace.gateways.amqp.methods import Method, ids, make, octets
+from headrace.gateways.amqp.operations import Operations
+from headrace.gateways.amqp.outbox import Outbox
+from headrace.gateways.amqp.publishing import Publisher, send_confirms
+from headrace.gateways.delivery.access import Access
+from headrace.gateways.delivery.authentication import Authentication
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.login import Identity
+
+_log = logging.getLogger(__name__)
+
+READ_BYTES_MIN = 4096
+CAPABILITIES: FieldTable = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "consumer_priorities": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+    "direct_reply_to": False,
+}
+
+
+class Door(Protocol):
+    """What a session asks of its door."""
+
+    broker: Broker
+    access: Access
+    authentication: Authentication
+    config: AmqpConfig
+
+    def note(self, outbox: Outbox) -> None: ...
+
+    def end_turn(self) -> None: ...
+
+
+class Ended(Exception):
+    """The connection is over, in good order or not; the reason is logged by whoever raised it."""
+
+
+class Session:
+    def __init__(self, door: Door, sock: socket.socket, peer: tuple[str, int]) -> None:
+        self.door = door
+        self.peer = peer
+        self.outbox = Outbox(sock, door.config.write_buffer_bytes, door.note)
+        self.last_received = door.broker.env.clock.monotonic()
+        self.last_sent_count = 0
+        self.heartbeat_s = 0
+        self._silent_s = 0
+        self._channel_max = 0
+        self.user = ""
+        self.vhost = ""
+        self.properties: FieldTable = {}
+        self.channels: dict[int, Channel] = {}
+        self._socket = sock
+        self._config = door.config
+        self._broker = door.broker
+        self._cutter = FrameCutter(body_bytes_max=door.config.body_bytes_max)
+        self._read_bytes = READ_BYTES_MIN
+        self._operations: Operations | None = None
+        self._publisher: Publisher | None = None
+        self._closing = False
+        self._expected: type[Method] | None = commands.Connection.StartOk
+        self._scope = trio.CancelScope()
+
+    @property
+    def is_loopback(self) -> bool:
+        host = self.peer[0]
+        return host.startswith(("127.", "::ffff:127.")) or host == "::1"
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until the client goes, breaks the protocol, or the door drains."""
+        with self._scope:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.outbox.run)
+                    try:
+                        with trio.fail_after(self._config.handshake_s):
+                            rest = await self._greet()
+                            while self._operations is None:
+                                await self._turn(rest)
+                                rest = await self._read() if self._operations is None else b""
+                        while True:
+                            await self._turn(await self._read())
+                    except trio.TooSlowError:
+                        _log.warning("handshake took too long", extra={"peer": self.peer[0]})
+                    finally:
+                        nursery.cancel_scope.cancel()
+            except* Ended:
+                pass
+        with trio.CancelScope(shield=True), trio.move_on_after(5):
+            await self._clean_up()
+
+    async def _greet(self) -> bytes:
+        """The protocol header, then connection.start; returns what came behind the header."""
+        data = b""
+        while (matched := match_protocol_header(data)) is None:
+            data += await self._read()
+        if not matched:
+            self.outbox.put(PROTOCOL_HEADER)
+            await self.outbox.drained()
+            raise Ended
+        self._send(
+            0,
+            make(
+                commands.Connection.Start,
+                version_major=0,
+                version_minor=9,
+                server_properties={
+                    "product": "Headrace",
+                    "version": __version__,
+                    "platform": "Python",
+                    "information": "Licensed under the Apache License 2.0",
+                    "capabilities": CAPABILITIES,
+                },
+                mechanisms="PLAIN AMQPLAIN",
+                locales="en_US",
+            ),
+        )
+        self.door.end_turn()
+        return data[len(PROTOCOL_HEADER) :]
+
+    async def _read(self) -> bytes:
+        """What the socket has, up to an amount that grows while reads come back full."""
+        while True:
+            try:
+                data = self._socket.recv(self._read_bytes)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+                continue
+            except OSError:
+                raise Ended from None
+            if not data:
+                raise Ended
+            self.last_received = self._broker.env.clock.monotonic()
+            if len(data) == self._read_bytes:
+                self._read_bytes = min(self._read_bytes * 2, self._config.read_bytes_max)
+            elif len(data) < self._read_bytes // 4 and self._read_bytes > READ_BYTES_MIN:
+                self._read_bytes //= 2
+            # Others must have their turn even if this socket never runs dry.
+            await trio.lowlevel.checkpoint()
+            return data
+
+    async def _turn(self, data: bytes) -> None:
+        for event in self._cutter.receive(data):
+            try:
+                await self._take(event)
+            except AmqpError as error:
+                await self._fail(event.channel if not isinstance(event, Heartbeat) else 0, error)
+            except HeadraceError as error:
+                channel, about = (event.channel, event.method) if isinstance(event, MethodFrame) else (0, None)
+                await self._fail(channel, reply_to(error, *(ids(about) if about is not None else (0, 0))))
+        self.door.end_turn()
+        if self._cutter.lost_sync:
+            await self.outbox.drained()
+            raise Ended
+
+    async def _take(self, event: Event) -> None:
+        match event:
+            case PublishRun():
+                channel = self._channel(event.channel)
+                assert self._publisher is not None
+                self._publisher.publish(channel, event)
+                if channel.confirming:
+                    send_confirms(channel, self.outbox)
+            case Acks():
+                assert self._operations is not None
+                self._operations.acks(self._channel(event.channel), event)
+            case MethodFrame(channel=0):
+                await self._take_connection(event.method)
+            case MethodFrame():
+                await self._take_channel(event.channel, event.method)
+            case Violation():
+                await self._fail(event.channel, event.error, told=True)
+            case Heartbeat():
+                pass
+
+    def _send(self, channel: int, method: Method) -> None:
+        self.outbox.put(encode_method(channel, method))
+
+    # -- errors -----------------------------------------------------------------------------------------------------
+
+    async def _fail(self, number: int, error: AmqpError, *, told: bool = False) -> None:
+        """Close the channel (soft) or the connection (hard) for an error of the client's."""
+        extra = {"peer": self.peer[0], "user": self.user, "channel": number, "code": int(error.code)}
+        if error.hard or number == 0:
+            _log.warning("connection closed: %s", error.text, extra=extra)
+            if not told:
+                self._cutter.close_connection()
+            self._closing = True
+            close = make(
+                commands.Connection.Close,
+                reply_code=int(error.code),
+                reply_text=error.reply_text,
+                class_id=error.class_id,
+                method_id=error.method_id,
+            )
+            self._send(0, close)
+            return
+        _log.info("channel closed: %s", error.text, extra=extra)
+        if not told:
+            self._cutter.close_channel(number)
+        channel = self.channels.pop(number, None)
+        if channel is not None:
+            assert self._operations is not None
+            await self._operations.close_channel(channel)
+        self._send(
+            number,
+            make(
+                commands.Channel.Close,
+                reply_code=int(error.code),
+                reply_text=error.reply_text,
+                class_id=error.class_id,
+                method_id=error.method_id,
+            ),
+        )
+
+    # -- the connection class -----------------------------------------------------------------------------------------
+
+    async def _take_connection(self, method: Method) -> None:
+        if isinstance(method, commands.Connection.Close):
+            await self._settle_all()
+            self._send(0, make(commands.Connection.CloseOk))
+            self.door.end_turn()
+            await self.outbox.drained()
+            raise Ended
+        if isinstance(method, commands.Connection.CloseOk):
+            raise Ended
+        if self._closing:
+            return
+        if self._expected is not None and not isinstance(method, self._expected):
+            text = f"expected {self._expected.name}, got {method.name}"
+            raise amqp_error(ReplyCode.COMMAND_INVALID, text, *ids(method))
+        match method:
+            case commands.Connection.StartOk():
+                await self._log_in(method)
+            case commands.Connection.TuneOk():
+                self._tune(method)
+            case commands.Connection.Open():
+                self._open(method)
+            case commands.Connection.UpdateSecret():
+                await self._update_secret(method)
+            case _:
+                raise amqp_error(ReplyCode.COMMAND_INVALID, f"unexpected {method.name}", *ids(method))
+
+    async def _log_in(self, method: commands.Connection.StartOk) -> None:
+        name, password = self._credentials(method)
+        self.properties = cast(FieldTable, method.client_properties)
+        if not self.is_loopback and not self._config.allow_plaintext_auth:
+            raise self._refusal(method.mechanism)
+        outcome = await self.door.authentication.login(
+            name, password, address=self.peer[0], peer_is_loopback=self.is_loopback
+        )
+        if not isinstance(outcome, Identity):
+            raise self._refusal(method.mechanism)
+        self.user = outcome.name
+        self._expected = commands.Connection.TuneOk
+        tune = make(
+            commands.Connection.Tune,
+            channel_max=self._config.channel_max,
+            frame_max=self._config.frame_max,
+            heartbeat=self._config.heartbeat_s,
+        )
+        self._send(0, tune)
+
+    def _refusal(self, mechanism: str) -> AmqpError:
+        text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
+        error = amqp_error(ReplyCode.ACCESS_REFUSED, text)
+        error.hard = True
+        return error
+
+    def _credentials(self, method: commands.Connection.StartOk) -> tuple[str, str]:
+        response = octets(method.response)
+        if method.mechanism == "PLAIN":
+            parts = response.split(b"\0")
+            if len(parts) == 3:
+                return parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
+        elif method.mechanism == "AMQPLAIN":
+            table, _end = decode_table(len(response).to_bytes(4, "big") + response)
+            name, password = table.get("LOGIN"), table.get("PASSWORD")
+            if isinstance(name, str) and isinstance(password, str):
+                return name, password
+        else:
+            text = f"unknown authentication mechanism '{method.mechanism}'"
+            raise amqp_error(ReplyCode.COMMAND_INVALID, text, *ids(method))
+        raise self._refusal(method.mechanism)
+
+    def _tune(self, method: commands.Connection.TuneOk) -> None:
+        config = self._config
+        frame_max = method.frame_max or config.frame_max
+        if not 4096 <= frame_max <= config.frame_max:
+            text = f"negotiated frame_max = {frame_max} is outside 4096..{config.frame_max}"
+            raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
+        channel_max = method.channel_max or config.channel_max
+        if channel_max > config.channel_max:
+            text = f"negotiated channel_max = {channel_max} is higher than the maximum allowed ({config.channel_max})"
+            raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
+        self._cutter.frame_max = frame_max
+        self._channel_max = channel_max
+        self.heartbeat_s = method.heartbeat
+        self._expected = commands.Connection.Open
+
+    def _open(self, method: commands.Connection.Open) -> None:
+        name = method.virtual_host
+        host = self._broker.vhosts.get(name)
+        if host is None:
+            raise amqp_error(ReplyCode.NOT_ALLOWED, f"vhost '{name}' not found", *ids(method))
+        if not self.door.access.may_enter(self.user, name):
+            text = f"access to vhost '{name}' refused for user '{self.user}'"
+            raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
+        self.vhost = name
+        capabilities = self.properties.get("capabilities")
+        notify = isinstance(capabilities, dict) and capabilities.get("consumer_cancel_notify") is True
+        self._operations = Operations(
+            self._broker,
+            host,
+            self.door.access,
+            self.user,
+            self.outbox,
+            self._config,
+            connection=self,
+            notify_cancel=notify,
+            frame_max=self._cutter.frame_max,
+        )
+        self._publisher = Publisher(self._broker, host, self.door.access, self.user, self.outbox)
+        self._publisher.frame_max = self._cutter.frame_max
+        self._cutter.channel_max = self._channel_max
+        self.outbox.on_room = self._wake_consumers
+        self._expected = None
+        self._send(0, make(commands.Connection.OpenOk))
+        _log.info("connection opened", extra={"peer": self.peer[0], "user": self.user, "vhost": name, "door": "amqp"})
+
+    async def _update_secret(self, method: commands.Connection.UpdateSecret) -> None:
+        outcome = await self.door.authentication.login(
+            self.user,
+            octets(str(method.new_secret)).decode("utf-8", "replace"),
+            address=self.peer[0],
+            peer_is_loopback=self.is_loopback,
+        )
+        if not isinstance(outcome, Identity):
+            raise amqp_error(ReplyCode.NOT_ALLOWED, "new secret was refused", *ids(method))
+        self._send(0, make(commands.Connection.UpdateSecretOk))
+
+    def _wake_consumers(self) -> None:
+        assert self._operations is not None
+        for channel in self.channels.values():
+            self._operations.wake(channel)
+        self.door.end_turn()
+
+    # -- channels ---------------------------------------------------------------------------------------------------
+
+    def _channel(self, number: int) -> Channel:
+        channel = self.channels.get(number)
+        if channel is None:
+            raise amqp_error(ReplyCode.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
+        return channel
+
+    async def _take_channel(self, number: int, method: Method) -> None:
+        assert self._operations is not None
+        if isinstance(method, commands.Channel.Open):
+            if number in self.channels:
+                raise amqp_error(ReplyCode.CHANNEL_ERROR, f"second 'channel.open' on channel {number}", *ids(method))
+            self.channels[number] = Channel(number)
+            self._send(number, make(commands.Channel.OpenOk))
+            return
+        if isinstance(method, commands.Channel.CloseOk | commands.Channel.FlowOk):
+            return
+        if isinstance(method, commands.Channel.Close):
+            channel = self.channels.pop(number, None)
+            if channel is not None:
+                await self._operations.close_channel(channel)
+                await self._settled()
+            self._send(number, make(commands.Channel.CloseOk))
+            return
+        # Synchronous methods see the connection's own past (K9): its publishes are with their queues already.
+        self._broker.dispatch()
+        await self._operations.handle(self._channel(number), method)
+
+    async def _settled(self) -> None:
+        """Acks are safe before the channel's or connection's close is answered (Q3)."""
+        self.door.end_turn()
+        await self._broker.write_journal()
+
+    async def _settle_all(self) -> None:
+        if self._operations is not None:
+            for number in list(self.channels):
+                await self._operations.close_channel(self.channels.pop(number))
+            await self._settled()
+
+    async def _clean_up(self) -> None:
+        """Whatever ended the connection: what it held goes back, its exclusive queues go."""
+        self.outbox.close()
+        self._socket.close()
+        if self._operations is None:
+            return
+        for number in list(self.channels):
+            await self._operations.close_channel(self.channels.pop(number))
+        host = self._broker.vhosts[self.vhost]
+        for queue in [one for one in host.queues.values() if one.owner is self]:
+            await host.delete_queue(queue)
+        self.door.end_turn()
+
+    # -- asked from outside -------------------------------------------------------------------------------------------
+
+    def beat(self, now: float) -> None:
+        """Once a second: send a heartbeat when nothing else was sent, give up a peer that is silent for too long."""
+        if not self.heartbeat_s or self._operations is None:
+            return
+        if now - self.last_received > 2 * self.heartbeat_s:
+            _log.warning("connection closed: no heartbeat", extra={"peer": self.peer[0], "user": self.user})
+            self._scope.cancel()
+            return
+        self._silent_s += 1
+        if self.outbox.sent_count != self.last_sent_count:
+            self.last_sent_count = self.outbox.sent_count
+            self._silent_s = 0
+        elif self._silent_s >= max(1, self.heartbeat_s // 2):
+            self.outbox.put(HEARTBEAT_FRAME)
+            self._silent_s = 0
+
+    async def shut(self, reason: str) -> None:
+        """The broker stops: tell the client and give it a moment to answer."""
+        if self._operations is not None and not self._closing:
+            self._closing = True
+            self._cutter.close_connection()
+            text = f"CONNECTION_FORCED - {reason}"
+            self._send(
+                0,
+                make(commands.Connection.Close, reply_code=int(ReplyCode.CONNECTION_FORCED), reply_text=text),
+            )
+            self.door.end_turn()
+        else:
+            self._scope.cancel()
+
+    def abort(self) -> None:
+        self._scope.cancel()

@@ -1,0 +1,54 @@
+"""What a queue's arguments and its policy ask for together, in the words of the delivery room. Format; pure.
+
+An argument wins over a policy, except where RabbitMQ takes the lower of both: TTLs, lengths and expiry.
+"""
+
+from headrace.controller.table import Table
+from headrace.gateways.amqp.arguments import QueueArguments, QueueType, parse_queue_arguments
+from headrace.gateways.delivery.queue import Overflow, QueueSettings
+
+QUORUM_DELIVERY_LIMIT = 20
+
+
+def settings_of(arguments: Table, policy: Table) -> QueueSettings:
+    """For arguments that were checked when the queue was declared, and a policy that was checked when it was set."""
+    asked = parse_queue_arguments(arguments, "", "", durable=True, exclusive=False, auto_delete=False)
+    return combine(asked, policy)
+
+
+def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
+    overflow = asked.overflow or _overflow(policy.get("overflow"))
+    return QueueSettings(
+        message_ttl_ms=_lower(asked.message_ttl_ms, policy.get("message-ttl")),
+        expires_ms=_lower(asked.expires_ms, policy.get("expires")),
+        length_max=_lower(asked.max_length, policy.get("max-length")),
+        length_bytes_max=_lower(asked.max_length_bytes, policy.get("max-length-bytes")),
+        overflow=overflow,
+        priority_max=asked.max_priority,
+        dead_letter_exchange=_text(asked.dead_letter_exchange, policy.get("dead-letter-exchange")),
+        dead_letter_routing_key=_text(asked.dead_letter_routing_key, policy.get("dead-letter-routing-key")),
+        delivery_limit=_delivery_limit(asked, policy),
+        single_active_consumer=asked.single_active_consumer,
+        committed_dispatch=asked.dispatch == "committed",
+        stream=asked.queue_type is QueueType.STREAM,
+    )
+
+
+def _delivery_limit(asked: QueueArguments, policy: Table) -> int | None:
+    limit = _lower(asked.delivery_limit, policy.get("delivery-limit"))
+    if limit is None and asked.queue_type is QueueType.QUORUM:
+        return QUORUM_DELIVERY_LIMIT
+    return None if limit == -1 else limit
+
+
+def _lower(argument: int | None, policy: object) -> int | None:
+    found = [value for value in (argument, policy) if isinstance(value, int)]
+    return min(found, default=None)
+
+
+def _text(argument: str | None, policy: object) -> str | None:
+    return argument if argument is not None else policy if isinstance(policy, str) else None
+
+
+def _overflow(policy: object) -> Overflow:
+    return Overflow(policy) if isinstance(policy, str) else Overflow.DROP_HEAD
