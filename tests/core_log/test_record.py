@@ -1,0 +1,117 @@
+"""Records in bulk: runs stand for columns, and a batch answers for each of its records."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core_log.record import PROTOCOL_MASK, Gap, Protocol, Record, RecordBatch, RouteReference, Runs, gap_batch
+
+from .batches import record_batches
+
+pieces = st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 5)), min_size=1, max_size=12)
+
+
+def spelled(parts: list[tuple[int, int]]) -> tuple[Runs, list[int]]:
+    runs = Runs()
+    column: list[int] = []
+    for value, count in parts:
+        runs.add(value, count)
+        column += [value] * count
+    return runs, column
+
+
+@given(pieces)
+def test_runs_are_the_column_they_stand_for(parts: list[tuple[int, int]]) -> None:
+    runs, column = spelled(parts)
+    assert [runs.at(index) for index in range(len(column))] == column
+    assert runs.expand().tolist() == column
+
+
+@given(pieces)
+def test_neighbours_that_are_equal_are_one_run(parts: list[tuple[int, int]]) -> None:
+    runs, column = spelled(parts)
+    assert len(runs.values) == 1 + sum(low != high for low, high in pairwise(column))
+    assert runs.ends == sorted(set(runs.ends))
+
+
+@given(pieces, st.data())
+def test_spans_cover_a_range_piece_by_piece(parts: list[tuple[int, int]], draw: st.DataObject) -> None:
+    runs, column = spelled(parts)
+    first = draw.draw(st.integers(0, len(column)))
+    last = draw.draw(st.integers(first, len(column)))
+    covered: list[int] = []
+    for value, low, high in runs.spans(first, last):
+        assert low == first + len(covered) and low < high
+        covered += [value] * (high - low)
+    assert covered == column[first:last]
+
+
+def test_runs_are_equal_by_what_they_hold() -> None:
+    assert Runs([1, 2], [3, 4]) == Runs([1, 2], [3, 4])
+    assert Runs([1, 2], [3, 4]) != Runs([1, 2], [2, 4])
+    assert Runs([1], [1]) != [1]
+    with pytest.raises(TypeError):
+        hash(Runs())
+
+
+def test_batch_answers_for_each_record() -> None:
+    batch = RecordBatch(100, 2)
+    assert batch.add([b"a", b"b"], [b"", b"p"], [b"1", b"2"], timestamp_us=5, tags=("x",), route_set=(1,)) == 0
+    assert batch.add([b"c"], [b""], [b"3"], timestamp_us=6, headers=[((b"h", b"v"),)], origin=9, expiry_us=7) == 2
+    assert batch.record(1) == Record(101, b"b", b"2", b"p", 5, 0, 0, (1,), 0, ("x",), ())
+    assert batch.record(2) == Record(102, b"c", b"3", b"", 6, 7, 0, (), 9, (), ((b"h", b"v"),))
+    assert (batch.count, batch.span, batch.next_offset) == (3, 3, 103)
+    assert [record.offset for record in batch.records()] == [100, 101, 102]
+
+
+def test_sets_that_come_again_are_held_once() -> None:
+    batch = RecordBatch(0, 1)
+    for _ in range(3):
+        batch.add([b"k"], [b""], [b"v"], timestamp_us=1, tags=("a", "b"), route_set=(1, 2))
+        batch.add([b"k"], [b""], [b"v"], timestamp_us=1)
+    assert batch.route_sets == [(), (1, 2)]
+    assert batch.tag_sets == [(), ("a", "b")]
+    assert [batch.route_set_at(index) for index in range(6)] == [(1, 2), ()] * 3
+
+
+def test_bytes_are_counted_or_taken_from_who_knows() -> None:
+    batch = RecordBatch(0, 1)
+    batch.add([b"kk"], [b"p"], [b"vvv"], timestamp_us=1, headers=[((b"h", b"12"),)])
+    assert batch.byte_count == 2 + 1 + 3 + 3
+    batch.add([b"k"], [b""], [b"v"], timestamp_us=1, byte_count=500)
+    assert batch.byte_count == 509
+
+
+def test_columns_of_unequal_length_are_our_own_mistake() -> None:
+    with pytest.raises(AssertionError):
+        RecordBatch(0, 1).add([b"k"], [b""], [b"v", b"w"], timestamp_us=1)
+
+
+@given(record_batches(references=False))
+def test_index_of_is_the_first_record_at_or_after_an_offset(batch: RecordBatch) -> None:
+    offsets = [batch.offset_at(index) for index in range(batch.count)]
+    for wanted in {0, *offsets, *(offset + 1 for offset in offsets), batch.next_offset}:
+        expected = next((index for index, offset in enumerate(offsets) if offset >= wanted), batch.count)
+        assert batch.index_of(wanted) == expected
+
+
+def test_reference_that_nobody_resolved_is_our_own_mistake() -> None:
+    batch = RecordBatch(0, 1)
+    batch.add([b"k"], [b""], [b"v"], timestamp_us=1, route_set=(1,))
+    batch.route_sets[1] = RouteReference(0, 1)
+    with pytest.raises(AssertionError):
+        batch.route_set_at(0)
+
+
+def test_gap_covers_its_offsets_and_says_why() -> None:
+    gap = gap_batch(10, 25, 3, Gap.REPAIRED)
+    assert (gap.count, gap.span, gap.next_offset, gap.gap) == (0, 15, 25, Gap.REPAIRED)
+    assert list(gap.records()) == []
+
+
+def test_every_protocol_fits_its_bits() -> None:
+    for protocol in Protocol:
+        assert protocol & PROTOCOL_MASK == protocol
+        assert Record(0, b"", b"", attributes=protocol | 1 << 4).protocol is protocol
