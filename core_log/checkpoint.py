@@ -84,7 +84,7 @@ class CheckpointFile:
         self._sequence = 0 if found is None else found[0]
         # The slot that may be written now; the other one holds a synced state (or nothing yet).
         self._loose_slot = 0 if found is None else 1 - found[2]
-        # What was read may have been left in the page cache by a process that crashed.
+        # What was read may have been left in the page cache by a process that crashed, perhaps of a failed sync.
         self._anchored = False
         # The newest state that survives a loss of power.
         self.synced: Checkpoint | None = None
@@ -110,6 +110,9 @@ class CheckpointFile:
         if self._file is None:
             self._file = self._storage.open(self.path)
         if not self._anchored:
+            if self.value is not None:
+                # Written anew: after a failed sync the kernel counts the page as clean, and no sync would write it.
+                self._file.write((1 - self._loose_slot) * _SLOT_BYTES, [_encode(self._sequence, self.value)])
             self._file.sync()
             self._anchored = True
             self.synced = self.value

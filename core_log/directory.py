@@ -79,6 +79,9 @@ class LogDirectory:
         directory = cls(env, config)
         specs = list_streams(storage)
         if not clean:
+            # A process that crashed may have left names that only the page cache has; from here on they are relied on.
+            for folder in (STREAMS, TRASH, *(folder_of(spec.id) for spec in specs)):
+                storage.sync_dir(folder)
             known = {spec.id: spec for spec in specs}
 
             def place(stream_id: UUID, partition: int) -> str | None:
@@ -135,8 +138,8 @@ class LogDirectory:
         storage = self.env.storage
         partitions = self._create_partitions(spec, 0)
         # The spec comes last: a folder without one does not count as a stream.
-        storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
         storage.sync_dir(folder_of(spec.id))
+        storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
         storage.sync_dir(STREAMS)
         stream = self.streams[spec.id] = Stream(spec, partitions)
         return stream

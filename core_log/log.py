@@ -163,6 +163,9 @@ class PartitionLog:
     ) -> "PartitionLog":
         """A new, empty partition. Its first segment is born with its first record."""
         shared.storage.make_dir(folder)
+        for name in shared.storage.list(folder):
+            # Left by a creation that did not come to its end, so nobody has heard of it.
+            shared.storage.remove(f"{folder}/{name}")
         log = cls(shared, folder, stream_id, partition, config)
         log._checkpoint.create(log._checkpoint_at(0, SEGMENT_HEAD_SIZE, ceiling=0))
         shared.storage.sync_dir(folder)
