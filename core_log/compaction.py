@@ -8,6 +8,7 @@ are rewritten oldest first, each into a new file that is synced before it takes 
 from collections.abc import Iterator
 
 from headrace.core_log.env import Env
+from headrace.core_log.errors import DiskFull
 from headrace.core_log.format import SEGMENT_HEAD_SIZE, SegmentHead, encode, encode_segment_head, stamp
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import TOMBSTONE, Gap, RecordBatch, RouteReference, RouteSet, gap_batch
@@ -54,8 +55,12 @@ def rewrite(env: Env, log: PartitionLog, segment: Segment, latest: dict[bytes, i
         file, log, SegmentHead(env.ids.salt(), segment.base_offset, log.stream_id.bytes, log.partition)
     )
     before_us = now_us - log.config.tombstone_ms * 1000
-    for batch in kept_batches(log, segment, latest, before_us):
-        writer.write(batch)
+    try:
+        for batch in kept_batches(log, segment, latest, before_us):
+            writer.write(batch)
+    except DiskFull:
+        env.storage.remove(path)
+        raise
     file.sync()
     return path
 

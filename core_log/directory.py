@@ -19,7 +19,7 @@ from headrace.core_log.committer import Committer
 from headrace.core_log.compaction import compact
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.env import Env
-from headrace.core_log.errors import Refused
+from headrace.core_log.errors import DiskFull, Refused, StorageError
 from headrace.core_log.ids import StreamId
 from headrace.core_log.journal import CommitJournal, replay
 from headrace.core_log.key_index import KeyIndex
@@ -210,20 +210,32 @@ class LogDirectory:
         now_us = self.env.clock.wall_us()
         for stream in list(self.streams.values()):
             for log in stream.partitions:
-                log.note_watermark()
-                if len(log.segments) < 2:
+                try:
+                    await self._maintain_log(log, now_us)
+                except DiskFull:
+                    # Nothing of it cannot wait, and the next log may have something to give back.
                     continue
-                pinned = self.pinned_from(log)
-                before = log.log_start
-                if log.delete_before(log.expired(now_us, pinned)) > before:
-                    self.committer.urgent(log)
-                log.recycle(now_us // 1000 - self.config.removal_delay_ms)
-                for segment in log.segments[:-1]:
-                    if segment.end_offset <= log.synced_end and not KeyIndex.exists(self.env.storage, segment):
-                        await self.env.worker.run(lambda one=segment: KeyIndex.build(self.env.storage, one))  # type: ignore[misc]
-                if stream.spec.config.cleanup == "compact":
-                    await compact(self.env, log)
+                except FileNotFoundError:
+                    if stream.spec.id in self.streams:
+                        raise
         await self.env.worker.run(lambda: self._empty_trash(now_us // 1000 - self.config.trash_ms))
+
+    async def _maintain_log(self, log: PartitionLog, now_us: int) -> None:
+        log.note_watermark()
+        log.recycle(now_us // 1000 - self.config.removal_delay_ms)
+        if len(log.segments) < 2:
+            return
+        before = log.log_start
+        if log.delete_before(log.expired(now_us, self.pinned_from(log))) > before:
+            self.committer.urgent(log)
+        for segment in log.segments[:-1]:
+            if segment.end_offset <= log.synced_end and not KeyIndex.exists(self.env.storage, segment):
+                await self.env.worker.run(lambda one=segment: KeyIndex.build(self.env.storage, one))  # type: ignore[misc]
+                if segment not in log.segments:
+                    # It was removed meanwhile, with the indexes it had.
+                    segment.remove_indexes()
+        if log.config.cleanup == "compact":
+            await compact(self.env, log)
 
     def _empty_trash(self, before_ms: int) -> None:
         storage = self.env.storage
@@ -252,7 +264,8 @@ def _remove_tree(storage: Storage, path: str) -> None:
         child = f"{path}/{name}"
         try:
             storage.list(child)
-        except FileNotFoundError:
+        except StorageError:
+            # Not a folder.
             storage.remove(child)
         else:
             _remove_tree(storage, child)

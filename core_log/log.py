@@ -11,6 +11,7 @@ Invariants: log_start <= synced_end <= written_end <= end; high_watermark <= wri
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from headrace.core_log.checkpoint import Checkpoint, CheckpointFile
 from headrace.core_log.config import LogConfig
 from headrace.core_log.env import Clock, Ids
 from headrace.core_log.epochs import EpochHistory
-from headrace.core_log.errors import CorruptLog, OffsetOutOfRange, Refused, UnknownFormat
+from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Refused, UnknownFormat
 from headrace.core_log.format import (
     FLAG_GAP,
     HEADER_SIZE,
@@ -153,6 +154,7 @@ class PartitionLog:
         self._files: dict[str, bytes] = {}
         self._rolled = False
         self._start_moved = False
+        self._has_removed = False
         self._syncing = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -185,6 +187,7 @@ class PartitionLog:
         for name in names:
             if name.endswith((".compacting", ".temp")):
                 storage.remove(f"{folder}/{name}")
+        log._has_removed = any(name.endswith(REMOVED) for name in names)
         bases = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
         ends = [*bases[1:], bases[-1]] if bases else []
         log._segments = [Segment(storage, folder, base, end) for base, end in zip(bases, ends, strict=True)]
@@ -241,9 +244,10 @@ class PartitionLog:
     @property
     def sealed_segments(self) -> list[Segment]:
         """Segments that the checkpoint on the disk has left behind: recovery reads none of their bytes."""
-        self._checkpoint.anchor()
-        assert self._checkpoint.synced is not None
-        return [one for one in self._segments[:-1] if one.base_offset < self._checkpoint.synced.segment_base]
+        if not self._syncing:
+            self._checkpoint.anchor()
+        safe = self._checkpoint.synced
+        return [] if safe is None else [one for one in self._segments[:-1] if one.base_offset < safe.segment_base]
 
     def close(self) -> None:
         """Everything written is safe and the next open need not scan. Call on no log that failed."""
@@ -960,7 +964,9 @@ class PartitionLog:
         self.log_start = Offset(offset)
         self._start_moved = True
         if offset == self.end and not self._segments[-1].is_empty:
-            self._roll(self._active())
+            # Without room for an empty segment the last one goes with a later roll.
+            with suppress(DiskFull):
+                self._roll(self._active())
         return self.log_start
 
     def expired(self, now_us: int, pinned_from: int | None = None) -> Offset:
@@ -1009,17 +1015,20 @@ class PartitionLog:
             self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
         self._writes = [write for write in self._writes if write[0] not in gone]
         del self._segments[: len(gone)]
-        self._folder_dirty = True
+        self._folder_dirty = self._has_removed = True
         while self._tail and self._tail[0].next_offset <= safe.log_start:
             self._tail.popleft()
 
     def recycle(self, before_ms: int) -> int:
         """Give files that were removed before this time to the pool; returns how many."""
         count = 0
-        for name in self.shared.storage.list(self.folder):
-            if name.endswith(REMOVED) and int(name.split(".")[1]) <= before_ms:
-                self.shared.pool.give(f"{self.folder}/{name}")
-                count += 1
+        if self._has_removed:
+            names = [name for name in self.shared.storage.list(self.folder) if name.endswith(REMOVED)]
+            for name in names:
+                if int(name.split(".")[1]) <= before_ms:
+                    self.shared.pool.give(f"{self.folder}/{name}")
+                    count += 1
+            self._has_removed = count < len(names)
         return count
 
     def replace_segment(self, old: Segment, new_path: str) -> None:
