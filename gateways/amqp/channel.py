@@ -18,6 +18,7 @@ from headrace.gateways.delivery.queue import UNLIMITED, Queue
 
 if TYPE_CHECKING:
     from headrace.gateways.amqp.consumer import AmqpConsumer
+    from headrace.gateways.amqp.replyto import ReplyConsumer
 
 _first_tag = attrgetter("tag")
 
@@ -69,6 +70,8 @@ class Channel:
         # False after channel.flow: the client wants no deliveries for a while.
         self.flowing = True
         self.consumers: dict[str, AmqpConsumer] = {}
+        # Where direct answers to this channel's requests arrive.
+        self.reply_consumer: ReplyConsumer | None = None
         self.last_queue = ""
         self.next_tag = 1
         self.outstanding = 0

@@ -30,6 +30,7 @@ from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, repl
 from headrace.gateways.amqp.frames import Acks, encode_get_ok, encode_method
 from headrace.gateways.amqp.methods import Method, ids, make
 from headrace.gateways.amqp.outbox import Outbox
+from headrace.gateways.amqp.replyto import PREFIX, REPLY_TO, ReplyConsumer
 from headrace.gateways.amqp.settings import combine
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.broker import Broker
@@ -233,6 +234,9 @@ class Operations:
     async def _queue_declare(self, channel: Channel, method: commands.Queue.Declare) -> None:
         name = method.queue
         host = self._host
+        if name == REPLY_TO or name.startswith(PREFIX):
+            self._declare_reply_queue(channel, method)
+            return
         if method.passive:
             queue = self._queue(channel, name)
             name = queue.name
@@ -297,6 +301,13 @@ class Operations:
                 consumer_count=len(queue.consumers),
             )
 
+    def _declare_reply_queue(self, channel: Channel, method: commands.Queue.Declare) -> None:
+        """Nothing is made: whoever answers may ask in this way whether the one who asked is still there."""
+        if method.queue != REPLY_TO and method.queue not in self._host.replies:
+            raise amqp_error(ReplyCode.NOT_FOUND, f"no {resource('queue', method.queue, self._host.name)}")
+        if not method.nowait:
+            self._answer(channel, commands.Queue.DeclareOk, queue=method.queue, message_count=0, consumer_count=1)
+
     async def _queue_bind(self, channel: Channel, method: commands.Queue.Bind) -> None:
         queue = self._queue(channel, method.queue)
         await self._host.bind(self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method))
@@ -349,6 +360,9 @@ class Operations:
         self.dispatch_touched()
 
     async def _basic_consume(self, channel: Channel, method: commands.Basic.Consume) -> None:
+        if method.queue == REPLY_TO:
+            self._consume_replies(channel, method)
+            return
         queue = self._queue(channel, method.queue)
         self._demand(Operation.READ, "queue", queue.name)
         where = resource("queue", queue.name, self._host.name)
@@ -357,13 +371,7 @@ class Operations:
             raise amqp_error(
                 ReplyCode.NOT_IMPLEMENTED, "x-stream-offset, x-filter and x-stream-filter on basic.consume"
             )
-        tag = method.consumer_tag or f"amq.ctag-{self._broker.env.ids.uuid().hex}"
-        if tag in channel.consumers:
-            raise amqp_error(ReplyCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
-        if len(channel.consumers) >= self._config.consumers_per_channel_max:
-            raise amqp_error(
-                ReplyCode.NOT_ALLOWED, f"reached maximum ({len(channel.consumers)}) of consumers per channel"
-            )
+        tag = self._consumer_tag(channel, method.consumer_tag)
         if any(consumer.exclusive for consumer in queue.consumers) or (method.exclusive and queue.consumers):
             raise amqp_error(ReplyCode.ACCESS_REFUSED, f"{where} in exclusive use")
         consumer = AmqpConsumer(
@@ -386,8 +394,38 @@ class Operations:
             self._answer(channel, commands.Basic.ConsumeOk, consumer_tag=tag)
         self._broker.wake(queue)
 
+    def _consumer_tag(self, channel: Channel, asked: str) -> str:
+        tag = asked or f"amq.ctag-{self._broker.env.ids.uuid().hex}"
+        reply_consumer = channel.reply_consumer
+        if tag in channel.consumers or (reply_consumer is not None and tag == reply_consumer.tag):
+            raise amqp_error(ReplyCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+        if len(channel.consumers) >= self._config.consumers_per_channel_max:
+            raise amqp_error(
+                ReplyCode.NOT_ALLOWED, f"reached maximum ({len(channel.consumers)}) of consumers per channel"
+            )
+        return tag
+
+    def _consume_replies(self, channel: Channel, method: commands.Basic.Consume) -> None:
+        tag = self._consumer_tag(channel, method.consumer_tag)
+        if not method.no_ack:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+        if channel.reply_consumer is not None:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, "reply consumer already set")
+        name = f"{PREFIX}{self._broker.env.ids.uuid().hex}"
+        channel.reply_consumer = ReplyConsumer(name, tag, channel, self._outbox, self._frame_max)
+        self._host.replies[name] = channel.reply_consumer
+        if not method.nowait:
+            self._answer(channel, commands.Basic.ConsumeOk, consumer_tag=tag)
+
+    def _drop_reply_consumer(self, channel: Channel) -> None:
+        if channel.reply_consumer is not None:
+            del self._host.replies[channel.reply_consumer.name]
+            channel.reply_consumer = None
+
     async def _basic_cancel(self, channel: Channel, method: commands.Basic.Cancel) -> None:
         tag = str(method.consumer_tag)
+        if channel.reply_consumer is not None and tag == channel.reply_consumer.tag:
+            self._drop_reply_consumer(channel)
         consumer = channel.consumers.pop(tag, None)
         if consumer is not None:
             await self._drop_consumer(consumer)
@@ -555,6 +593,7 @@ class Operations:
     async def close_channel(self, channel: Channel) -> None:
         """Consumers go, what they held goes back."""
         channel.open = False
+        self._drop_reply_consumer(channel)
         consumers = list(channel.consumers.values())
         channel.consumers.clear()
         queues = {consumer.queue for consumer in consumers}

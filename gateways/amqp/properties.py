@@ -249,6 +249,10 @@ def with_expiration(props: bytes, expiration: str | None) -> bytes:
     return _replaced(props, EXPIRATION, _short_string(expiration))
 
 
+def with_reply_to(props: bytes, reply_to: str) -> bytes:
+    return _replaced(props, REPLY_TO, _short_string(reply_to))
+
+
 def _replaced(props: bytes, bit: int, field: bytes | None) -> bytes:
     """One field put in, exchanged or (None) left out; all others byte for byte as they were."""
     places = _places(props)

@@ -19,6 +19,8 @@ from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, e
 from headrace.gateways.amqp.methods import Publish, decode_publish
 from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.properties import PropertyScan
+from headrace.gateways.amqp.replyto import PREFIX as REPLY_PREFIX
+from headrace.gateways.amqp.replyto import REPLY_TO
 from headrace.gateways.delivery.access import Access, Operation, Tag
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.vhost import Target, VirtualHost
@@ -39,6 +41,11 @@ class _Resolved:
     # The user's rights were checked at this version of the user.
     rights: int
 
+    @property
+    def answers(self) -> bool:
+        """A direct reply: the routing key is the name of somebody who asked."""
+        return self.publish.exchange == "" and self.publish.routing_key.startswith(REPLY_PREFIX)
+
 
 class Publisher:
     def __init__(self, broker: Broker, host: VirtualHost, access: Access, user: str, outbox: Outbox) -> None:
@@ -57,6 +64,9 @@ class Publisher:
             if scan.interesting:
                 for index in range(first, last):
                     self._publish_special(channel, resolved, run.properties[index], run.bodies[index], scan)
+            elif resolved.target.route.unroutable and resolved.answers:
+                for index in range(first, last):
+                    self._reply(channel, resolved.publish, run.properties[index], run.bodies[index])
             else:
                 self._append(channel, resolved, run.properties[first:last], run.bodies[first:last], scan)
 
@@ -246,6 +256,14 @@ class Publisher:
             copies += [str(one) for one in found]
         if "BCC" in headers:
             props = properties.without_header(props, "BCC")
+        if decoded.reply_to == REPLY_TO:
+            if channel.reply_consumer is None:
+                text = "fast reply consumer does not exist"
+                raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
+            props = properties.with_reply_to(props, channel.reply_consumer.name)
+        if resolved.answers and not copies:
+            self._reply(channel, publish, props, body)
+            return
         target = resolved.target
         if copies or target.route.reads_message:
             try:
@@ -253,6 +271,19 @@ class Publisher:
             except NotFound as error:
                 raise amqp_error(ReplyCode.NOT_FOUND, str(error), *_PUBLISH_IDS) from error
         self._keep(channel, publish, target, [props], [body], scan)
+
+    def _reply(self, channel: Channel, publish: Publish, props: bytes, body: bytes) -> None:
+        """From connection to connection; a name is no queue, so a mandatory answer is returned as well (RabbitMQ's)."""
+        receiver = self._host.replies.get(publish.routing_key)
+        if receiver is not None:
+            if channel.transactional:
+                channel.pending.append(lambda: receiver.receive(props, body))
+            else:
+                receiver.receive(props, body)
+        confirm = channel.expect(1) if channel.confirming else None
+        if publish.mandatory:
+            self._return(channel, publish, [props], [body])
+        _tell(confirm, Outcome.ACK)
 
 
 class _Confirmed:

@@ -51,7 +51,7 @@ CAPABILITIES: FieldTable = {
     "consumer_priorities": True,
     "authentication_failure_close": True,
     "per_consumer_qos": True,
-    "direct_reply_to": False,
+    "direct_reply_to": True,
 }
 
 
@@ -96,6 +96,7 @@ class Session:
         self._closing = False
         self._expected: type[Method] | None = commands.Connection.StartOk
         self._scope = trio.CancelScope()
+        self._closed_in_turn: set[int] = set()
 
     @property
     def is_loopback(self) -> bool:
@@ -185,7 +186,10 @@ class Session:
                 await self._fail(event.channel if not isinstance(event, Heartbeat) else 0, error)
             except HeadraceError as error:
                 channel, about = (event.channel, event.method) if isinstance(event, MethodFrame) else (0, None)
+        self._closed_in_turn.clear()
                 await self._fail(channel, reply_to(error, *(ids(about) if about is not None else (0, 0))))
+            if self._closed_in_turn and self._is_void(event):
+                continue
         self.door.end_turn()
         if self._cutter.lost_sync:
             await self.outbox.drained()
@@ -201,6 +205,17 @@ class Session:
                     send_confirms(channel, self.outbox)
             case Acks():
                 assert self._operations is not None
+    def _is_void(self, event: Event) -> bool:
+        """It came with the same read, behind what made us close its channel or (0) the connection."""
+        if isinstance(event, Heartbeat) or not self._closed_in_turn & {0, event.channel}:
+            return False
+        return not (
+            isinstance(event, MethodFrame)
+            and isinstance(
+                event.method, commands.Connection.Close | commands.Connection.CloseOk | commands.Channel.Close
+            )
+        )
+
                 self._operations.acks(self._channel(event.channel), event)
             case MethodFrame(channel=0):
                 await self._take_connection(event.method)
@@ -231,6 +246,7 @@ class Session:
                 class_id=error.class_id,
                 method_id=error.method_id,
             )
+        self._closed_in_turn.add(0 if error.hard else number)
             self._send(0, close)
             return
         _log.info("channel closed: %s", error.text, extra=extra)

@@ -6,7 +6,7 @@ Publishing itself is synchronous: route, append, tell the views, in one step (K1
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 # View ids from here on are ephemeral: they mean something only while this process lives.
 EPHEMERAL_VIEWS = 1 << 31
+
+
+class ReplyReceiver(Protocol):
+    """Somebody who waits for direct answers under a name of its own."""
+
+    def receive(self, properties: bytes, body: bytes) -> None: ...
 
 
 class Target:
@@ -53,6 +59,8 @@ class VirtualHost:
         self.name = name
         self.queues: dict[str, Queue] = {}
         self.router: Router[Queue] = Router(self.queues.get, name_of=lambda queue: queue.name)
+        # Direct reply-to: who may be answered, by name. In memory only, as the answers are.
+        self.replies: dict[str, ReplyReceiver] = {}
         self._broker = broker
         self._streams: dict[str, StreamId] = {}
         self._topology = trio.Lock()
