@@ -292,7 +292,8 @@ class Walk:
     def skip(self, stop_position: int, stop_offset: int) -> None:
         """Move to the next whole batch of this segment that may follow here, or to the stop."""
         for at, header in self.batches_beyond(stop_position):
-            if self.offset <= header.base_offset < header.next_offset <= stop_offset:
+            fits = self.offset <= header.base_offset < header.next_offset <= stop_offset
+            if fits or header.base_offset == stop_offset:
                 self.position, self.offset = at, header.base_offset
                 return
         self.position, self.offset = stop_position, stop_offset
@@ -341,52 +342,62 @@ def walk(
 
 
 def find_salt(partition: Partition, base_offset: int, file: File) -> int | None:
-    """The salt of a segment: from its head, else from what cannot be mistaken for an older file's leftovers.
+    """The salt of a segment: from its head, or, where that is damaged, the one that its batches have.
 
-    Such are a batch right behind the head with the segment's own offset, an index file, and a run of batches that
-    ends exactly where the segment must end.
+    A recycled file holds an older segment's batches too, perhaps of another stream: those must not come back. So a
+    salt counts only if something proves it: the head's own bytes, a batch right behind the head with the segment's
+    offset, a batch that ends exactly where the segment must end, or an index file. If two are proven (no hash covers
+    a batch's salt), the one that more bytes have is right.
     """
-    head = maybe_segment_head(file.read(0, SEGMENT_HEAD_SIZE))
+    start = file.read(0, SEGMENT_HEAD_SIZE)
+    head = maybe_segment_head(start)
     if head is not None:
         ours = (head.base_offset, head.stream_id, head.partition)
         return head.salt if ours == (base_offset, partition.spec.id.bytes, partition.number) else None
-    salt = int.from_bytes(file.read(SEGMENT_HEAD_SIZE + 8, 8), "little")
-    first = Walk(file, salt, SEGMENT_HEAD_SIZE, base_offset).step(file.size(), _NOWHERE)
-    if isinstance(first, Whole):
-        return salt
     checkpoint = partition.checkpoint
-    end_offset = partition.next_base(base_offset)
-    end_position = None
+    end_offset, end_position = partition.next_base(base_offset), None
     if checkpoint is not None and checkpoint.segment_base == base_offset:
         end_offset, end_position = checkpoint.offset, checkpoint.position
-    if end_offset is None:
-        return None
     stem = stem_of(partition.folder, base_offset)
-    for salt, last in _salts(file):
-        if last[1].next_offset == end_offset and end_position in (None, last[0] + last[1].size):
-            return salt
-        if SparseIndex.maybe_load(partition.storage, stem, salt, 1, end_offset, SEGMENT_HEAD_SIZE) is not None:
-            return salt
-    return None
+
+    def is_proven(salt: int, found: list[tuple[int, BatchHeader]]) -> bool:
+        if salt == int.from_bytes(start[8:16], "little"):
+            return True
+        if (found[0][0], found[0][1].base_offset) == (SEGMENT_HEAD_SIZE, base_offset):
+            return True
+        if end_offset is None:
+            return False
+        for position, header in found:
+            if header.next_offset == end_offset and end_position in (None, position + header.size):
+                return True
+        return SparseIndex.maybe_load(partition.storage, stem, salt, 1, end_offset, SEGMENT_HEAD_SIZE) is not None
+
+    proven = {
+        salt: sum(header.size for _, header in found)
+        for salt, found in _batches_by_salt(file).items()
+        if is_proven(salt, found)
+    }
+    return max(proven, key=proven.__getitem__, default=None)
 
 
-def _salts(file: File) -> list[tuple[int, tuple[int, BatchHeader]]]:
-    """Each salt of which there are whole batches in a file, with the last of them."""
-    last: dict[int, tuple[int, BatchHeader]] = {}
+def _batches_by_salt(file: File) -> dict[int, list[tuple[int, BatchHeader]]]:
+    """Every whole batch in a file, whosesoever it is."""
+    found: dict[int, list[tuple[int, BatchHeader]]] = {}
     size = file.size()
-    position = 0
+    position = SEGMENT_HEAD_SIZE
     while position + HEADER_SIZE <= size:
         chunk = file.read(position, _SEARCH_BYTES)
-        found = chunk.find(BATCH_MAGIC)
-        while found >= 0:
-            at = position + found
-            start = file.read(at, HEADER_SIZE)
+        at = chunk.find(BATCH_MAGIC)
+        passed = 0
+        while at >= 0:
+            start = file.read(position + at, HEADER_SIZE)
             header = maybe_header(start, 0, int.from_bytes(start[8:16], "little"))
-            if header is not None and _is_whole_at(file, at, header, size):
-                last[header.salt] = (at, header)
-            found = chunk.find(BATCH_MAGIC, found + 1)
-        position += max(len(chunk) - 3, 1)
-    return list(last.items())
+            if header is not None and _is_whole_at(file, position + at, header, size):
+                found.setdefault(header.salt, []).append((position + at, header))
+                passed = at + header.size
+            at = chunk.find(BATCH_MAGIC, max(at + 1, passed))
+        position += max(len(chunk) - 3, passed, 1)
+    return found
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -660,10 +671,13 @@ class _SegmentCheck:
             noted = self._history.epoch_at(header.base_offset)
             if (noted.epoch, noted.leader_id) != (header.leader_epoch, header.leader_id):
                 what = (
-                    f"is of epoch {header.leader_epoch}, leader {header.leader_id}; the file {EPOCHS!r} says "
-                    f"{noted.epoch}, {noted.leader_id}"
+                    f"says epoch {noted.epoch} of leader {noted.leader_id}, the batch in {self._path} at byte "
+                    f"{item.position} says epoch {header.leader_epoch} of leader {header.leader_id}"
                 )
-                yield self._problem(item.position, header.base_offset, what)
+                path = f"{self._partition.folder}/{EPOCHS}"
+                yield Finding(Level.PROBLEM, path, None, header.base_offset, what)
+                # Once is enough to know that it is wrong.
+                self._history = None
 
     def _check_derived(self, salt: int, end_position: int) -> Iterator[Finding]:
         """Files beside a sealed segment may be missing; one that is there must say what the segment says."""

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from headrace.cli import commands
 from headrace.core_log.directory import LogDirectory
-from headrace.core_log.errors import StorageError
+from headrace.core_log.errors import DirectoryInUse, StorageError
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.storage.disk import DiskStorage
 
@@ -248,6 +248,115 @@ def test_reading_works_while_a_broker_holds_the_lock(tmp_path: Path) -> None:
     assert run("verify", tmp_path).exit_code == 0
     assert len(lines("ls", tmp_path)) == 3
     storage.unlock()
+
+
+# -- repair -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, filled: LogDirectory) -> PartitionLog:
+    """The queue's only batch fails its hash."""
+    log = next(one for one in filled.streams.values() if one.spec.kind == "queue").partitions[0]
+    flip(tmp_path / log.segments[0].path, 64 + 150)
+    return log
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def test_repair_says_what_it_would_give_up_and_changes_nothing(tmp_path: Path, damaged: PartitionLog) -> None:
+    before = everything(tmp_path)
+    result = run("repair", tmp_path)
+    assert result.exit_code == 1
+    path = damaged.segments[0].path
+    assert result.stdout.splitlines() == [
+        "shop|orders/0: offsets 0 to 4 would be given up: a batch fails its hash",
+        f"shop|orders/0: {path} would be written anew; the damaged file would be kept as {Path(path).name}.damaged",
+    ]
+    assert everything(tmp_path) == before
+
+
+def test_repair_with_yes_does_it_and_the_broker_opens_the_directory(tmp_path: Path, damaged: PartitionLog) -> None:
+    result = run("repair", tmp_path, "--yes")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("shop|orders/0: offsets 0 to 4 given up: a batch fails its hash\n")
+    assert run("verify", tmp_path).exit_code == 0
+    assert lines("dump", tmp_path, "--stream", "queue:orders") == [
+        {"stream": "orders", "partition": 0, "offset": 0, "next_offset": 5, "gap": "repaired"}
+    ]
+    assert (tmp_path / f"{damaged.segments[0].path}.damaged").exists()
+    (line,) = (tmp_path / damaged.folder / "repairs").read_text().splitlines()
+    assert json.loads(line)["given_up"] == [{"first_offset": 0, "next_offset": 5, "why": "a batch fails its hash"}]
+    directory = open_directory(DiskStorage(tmp_path), clean=True, seed=2)
+    assert directory.streams[damaged.stream_id].partitions[0].high_watermark == 5
+    assert run("repair", tmp_path).exit_code == 0
+
+
+def test_repair_leaves_other_streams_alone(tmp_path: Path, damaged: PartitionLog) -> None:
+    assert run("repair", tmp_path, "--stream", "topic:orders", "--yes").exit_code == 0
+    assert run("verify", tmp_path).exit_code == 1
+
+
+def test_repair_as_json(tmp_path: Path, damaged: PartitionLog) -> None:
+    (would,) = lines("repair", tmp_path)
+    (did,) = lines("repair", tmp_path, "--yes")
+    assert (would["done"], did["done"]) == (False, True)
+    assert (
+        would["given_up"] == did["given_up"] == [{"first_offset": 0, "next_offset": 5, "why": "a batch fails its hash"}]
+    )
+
+
+def test_repair_refuses_while_a_broker_runs(tmp_path: Path, damaged: PartitionLog) -> None:
+    broker = DiskStorage(tmp_path)
+    broker.lock()
+    before = everything(tmp_path)
+    for arguments in ((), ("--yes",)):
+        with pytest.raises(DirectoryInUse, match="in use by process"):
+            run("repair", tmp_path, *arguments)
+    assert everything(tmp_path) == before
+    broker.unlock()
+
+
+def test_repair_does_not_create_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        run("repair", tmp_path / "nowhere", "--yes")
+    with pytest.raises(StorageError):
+        run("repair", tmp_path, "--yes")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_repair_tells_of_a_stream_that_it_cannot_help(tmp_path: Path, filled: LogDirectory) -> None:
+    bad = next(iter(filled.streams))
+    (tmp_path / "streams" / str(bad) / "stream.json").write_text("{")
+    result = run("repair", tmp_path, "--yes")
+    assert result.exit_code == 1
+    assert result.stderr.strip().endswith("this cannot be repaired")
+
+
+async def test_repair_takes_from_the_journal_what_was_committed_there(tmp_path: Path) -> None:
+    directory = open_directory(DiskStorage(tmp_path))
+    logs = add_stream(directory, "many", SMALL, partitions=4).partitions
+    for _ in range(2):
+        for log in logs:
+            append(log, 3)
+        await directory.committer.commit(logs)
+    for log in logs:
+        log.note_watermark()
+    assert directory.committer.journalled_count >= 1
+    segment = logs[0].segments[0]
+    (_, _), (position, header) = segment.headers()
+    data = bytearray((tmp_path / segment.path).read_bytes())
+    data[position : position + header.size] = bytes(header.size)
+    (tmp_path / segment.path).write_bytes(data)
+    assert run("repair", tmp_path).exit_code == 0
+    assert run("repair", tmp_path, "--yes").exit_code == 0
+    assert len(lines("dump", tmp_path, "--partition", 0)) == 6
+    assert not list(tmp_path.rglob("*.damaged"))
+    assert (tmp_path / segment.path).read_bytes()[position : position + 4] == b"HRb1"
+
+
+# -- as a process -----------------------------------------------------------------------------------------------
 
 
 def headrace(*arguments: object) -> list[str]:

@@ -363,7 +363,9 @@ def test_epochs_and_producers_that_cannot_be_read_are_found() -> None:
 def test_epoch_file_that_says_something_else_than_the_batches_is_found() -> None:
     storage, log = closed_log()
     storage.replace_file(f"{log.folder}/epochs", b"2 0 0\n")
-    assert "is of epoch 1" in problems(storage)[0].what
+    found = problems(storage)[0]
+    assert found.path == f"{log.folder}/epochs"
+    assert "says epoch 2 of leader 0" in found.what
 
 
 def test_unreadable_stream_json_is_told_and_the_other_streams_are_read() -> None:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
+from uuid import UUID
 
 import click
 from rich.console import Console
@@ -24,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.config import load_config
+from headrace.core_log.env import Env
 from headrace.core_log.errors import CorruptLog, StorageError, UnknownFormat
 from headrace.core_log.format import CODEC_LZ4, FLAG_COMPACTED, FLAG_GAP, BatchHeader
 from headrace.core_log.inspection import (
@@ -40,6 +42,7 @@ from headrace.core_log.inspection import (
     streams,
     verify,
 )
+from headrace.core_log.journal import replay
 from headrace.core_log.record import (
     PERSISTENT,
     PRIORITY_MASK,
@@ -54,7 +57,8 @@ from headrace.core_log.record import (
     Protocol,
     Record,
 )
-from headrace.core_log.spec import StreamSpec
+from headrace.core_log.repair import Plan, carry_out, plan
+from headrace.core_log.spec import StreamSpec, folder_of
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.readonly import ReadOnlyStorage
 from headrace.redaction import printable
@@ -490,3 +494,93 @@ def finding_line(finding: Finding) -> str:
         where.append(f"offset {finding.offset}")
     place = f" ({', '.join(where)})" if where else ""
     return f"{finding.level.value}: {printable(f'{finding.path}: {finding.what}')}{place}"
+
+
+# -- repair -----------------------------------------------------------------------------------------------------
+
+
+@log.command("repair")
+@data_argument
+@stream_option
+@partition_option
+@click.option("--yes", is_flag=True, help="Do it; without this, only say what would be done.")
+@json_option
+def repair_command(data: Path | None, stream: str | None, partition: int | None, yes: bool, as_json: bool) -> None:
+    """Make damaged partitions whole again, and say what is given up for it.
+
+    Every whole batch is kept; offsets that cannot be read become a typed gap. Damaged files are kept beside the new
+    ones as *.damaged, and each repair is a line of the partition's file `repairs`. Without --yes nothing is changed,
+    and the exit status is 1 if there is something to repair. No broker may be running on the directory.
+    """
+    data = configured(data)
+    unmended = False
+    with about(data), locked(data) as env:
+        if yes:
+            # What was committed and only the journal holds comes back first, as at a start after a crash.
+            replay(env.storage, lambda stream_id, number: known_folder(env.storage, stream_id, number))
+        found, unreadable = chosen(env.storage, stream, partition)
+        for problem in unreadable:
+            unmended = True
+            click.echo(f"{finding_line(problem)}; this cannot be repaired", err=True)
+        with Bar("repair", sum(size.size for one in found for size in one.sizes)) as bar:
+            for one in found:
+                made = plan(one)
+                if not made.is_empty:
+                    if yes:
+                        carry_out(env, made)
+                    for line in [json.dumps(plan_fields(made, yes))] if as_json else plan_lines(made, yes):
+                        click.echo(line)
+                    unmended |= not yes
+                bar.advance(sum(size.size for size in one.sizes))
+    if unmended:
+        sys.exit(1)
+
+
+@contextmanager
+def locked(data: Path) -> Iterator[Env]:
+    """The directory as a broker has it, for as long as nobody else has."""
+    # A path that is not there is an error here, where the broker would create it.
+    streams(ReadOnlyStorage(data))
+    from headrace.core_log.real import real_env
+
+    env = real_env(data)
+    env.storage.lock()
+    try:
+        yield env
+    finally:
+        env.storage.unlock()
+
+
+def known_folder(storage: Storage, stream_id: UUID, partition: int) -> str | None:
+    folder = folder_of(stream_id, partition)
+    return folder if storage.exists(folder) else None
+
+
+def plan_fields(made: Plan, done: bool) -> Json:
+    return place_fields(made.partition) | {
+        "id": str(made.partition.spec.id),
+        "done": done,
+        "given_up": [one._asdict() for one in made.given_up],
+        "routes_lost": [pair for segment in made.segments for pair in segment.routes_lost],
+        "written_anew": [os.path.basename(made.partition.path(one.base_offset)) for one in made.segments],
+        "watermark": made.watermark,
+        "removed": [os.path.basename(path) for path in made.removed],
+    }
+
+
+def plan_lines(made: Plan, done: bool) -> Iterator[str]:
+    would = "" if done else "would be "
+    place = f"{shown(made.partition.spec)}/{made.partition.number}"
+    for one in made.given_up:
+        last = one.next_offset - 1
+        yield f"{place}: offsets {one.first_offset} to {last} {would}given up: {printable(one.why)}"
+    for segment in made.segments:
+        path = made.partition.path(segment.base_offset)
+        for first, following in segment.routes_lost:
+            yield f"{place}: offsets {first} to {following - 1} {would}kept without their route, which is lost"
+        kept = f"; the damaged file {would}kept as {os.path.basename(path)}.damaged" if segment.exists else ""
+        yield f"{place}: {path} {would}written anew{kept}"
+    if made.watermark is not None:
+        yield f"{place}: the watermark {would}written anew: {made.watermark}"
+    for path in made.removed:
+        yield f"{place}: {path} {would}removed, to be rebuilt from the log"
