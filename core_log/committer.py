@@ -5,7 +5,7 @@ end move, so a confirm, a PUBACK and a 200 mean one and the same thing (P10). A 
 directory: nothing of its group is ever acknowledged, `run` raises, and the process is expected to stop (D6).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -35,6 +35,9 @@ class Committer:
         self.group_count = 0
         self.journalled_count = 0
         self.disk_full = False
+        # Called after each group, when its tickets have been told: whoever gathered answers sends them now.
+        self.telling = False
+        self.on_commit: Callable[[], None] = lambda: None
 
     def urgent(self, log: PartitionLog) -> None:
         """Somebody waits for these records: commit as soon as the sync under way is done."""
@@ -110,8 +113,11 @@ class Committer:
         if jobs:
             await self._sync_when_there_is_room(jobs)
             self.group_count += 1
+            self.telling = True
             for job in jobs:
                 job.log.finish_sync(job)
+            self.telling = False
+            self.on_commit()
         if self.disk_full:
             await self._env.clock.sleep(FULL_DISK_PAUSE_S)
             self.disk_full = False

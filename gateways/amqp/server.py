@@ -30,6 +30,8 @@ class AmqpDoor:
         self._listener: trio.socket.SocketType | None = None
         self._to_flush: list[Outbox] = []
         self._flush_soon = False
+        # True while a session works through a read without awaiting.
+        self.in_turn = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._draining = trio.Event()
         self._empty = trio.Event()
@@ -49,6 +51,7 @@ class AmqpDoor:
         self._listener = listener
         self._token = trio.lowlevel.current_trio_token()
         self.broker.on_ready = self.turn_soon
+        self.broker.directory.committer.on_commit = self.end_turn
         bound = listener.getsockname()
         return bound[0], bound[1]
 
@@ -104,7 +107,9 @@ class AmqpDoor:
     def note(self, outbox: Outbox) -> None:
         """An outbox has something to send: with the end of this turn, or soon when nobody is in a turn."""
         self._to_flush.append(outbox)
-        self.turn_soon()
+        # Whoever is in a turn, or tells of a commit, ends it with a flush.
+        if not self.in_turn and not self.broker.directory.committer.telling:
+            self.turn_soon()
 
     def turn_soon(self) -> None:
         """Something became ready while nobody is in a turn."""

@@ -62,6 +62,7 @@ class Door(Protocol):
     access: Access
     authentication: Authentication
     config: AmqpConfig
+    in_turn: bool
 
     def note(self, outbox: Outbox) -> None: ...
 
@@ -91,12 +92,13 @@ class Session:
         self._broker = door.broker
         self._cutter = FrameCutter(body_bytes_max=door.config.body_bytes_max)
         self._read_bytes = READ_BYTES_MIN
+        self._more = False
         self._operations: Operations | None = None
         self._publisher: Publisher | None = None
         self._closing = False
+        self._closed_in_turn: set[int] = set()
         self._expected: type[Method] | None = commands.Connection.StartOk
         self._scope = trio.CancelScope()
-        self._closed_in_turn: set[int] = set()
 
     @property
     def is_loopback(self) -> bool:
@@ -160,51 +162,49 @@ class Session:
     async def _read(self) -> bytes:
         """What the socket has, up to an amount that grows while reads come back full."""
         while True:
+            if not self._more:
+                await trio.lowlevel.wait_readable(self._socket)
             try:
                 data = self._socket.recv(self._read_bytes)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._socket)
+                self._more = False
                 continue
             except OSError:
                 raise Ended from None
             if not data:
                 raise Ended
             self.last_received = self._broker.env.clock.monotonic()
-            if len(data) == self._read_bytes:
+            # A read that filled its buffer left more behind: it is asked for again without waiting.
+            was_more, self._more = self._more, len(data) == self._read_bytes
+            if self._more:
                 self._read_bytes = min(self._read_bytes * 2, self._config.read_bytes_max)
             elif len(data) < self._read_bytes // 4 and self._read_bytes > READ_BYTES_MIN:
                 self._read_bytes //= 2
-            # Others must have their turn even if this socket never runs dry.
-            await trio.lowlevel.checkpoint()
+            if was_more:
+                # Others must have their turn even if this socket never runs dry.
+                await trio.lowlevel.checkpoint()
             return data
 
     async def _turn(self, data: bytes) -> None:
-        for event in self._cutter.receive(data):
-            try:
-                await self._take(event)
-            except AmqpError as error:
-                await self._fail(event.channel if not isinstance(event, Heartbeat) else 0, error)
-            except HeadraceError as error:
-                channel, about = (event.channel, event.method) if isinstance(event, MethodFrame) else (0, None)
         self._closed_in_turn.clear()
-                await self._fail(channel, reply_to(error, *(ids(about) if about is not None else (0, 0))))
+        for event in self._cutter.receive(data):
             if self._closed_in_turn and self._is_void(event):
                 continue
+            try:
+                await self._take(event)
+                self.door.in_turn = False
+            except AmqpError as error:
+                self.door.in_turn = False
+                await self._fail(event.channel if not isinstance(event, Heartbeat) else 0, error)
+            except HeadraceError as error:
+                self.door.in_turn = False
+                channel, about = (event.channel, event.method) if isinstance(event, MethodFrame) else (0, None)
+                await self._fail(channel, reply_to(error, *(ids(about) if about is not None else (0, 0))))
         self.door.end_turn()
         if self._cutter.lost_sync:
             await self.outbox.drained()
             raise Ended
 
-    async def _take(self, event: Event) -> None:
-        match event:
-            case PublishRun():
-                channel = self._channel(event.channel)
-                assert self._publisher is not None
-                self._publisher.publish(channel, event)
-                if channel.confirming:
-                    send_confirms(channel, self.outbox)
-            case Acks():
-                assert self._operations is not None
     def _is_void(self, event: Event) -> bool:
         """It came with the same read, behind what made us close its channel or (0) the connection."""
         if isinstance(event, Heartbeat) or not self._closed_in_turn & {0, event.channel}:
@@ -216,6 +216,18 @@ class Session:
             )
         )
 
+    async def _take(self, event: Event) -> None:
+        match event:
+            case PublishRun():
+                channel = self._channel(event.channel)
+                assert self._publisher is not None
+                self.door.in_turn = True
+                self._publisher.publish(channel, event)
+                if channel.confirming:
+                    send_confirms(channel, self.outbox)
+            case Acks():
+                assert self._operations is not None
+                self.door.in_turn = True
                 self._operations.acks(self._channel(event.channel), event)
             case MethodFrame(channel=0):
                 await self._take_connection(event.method)
@@ -234,6 +246,7 @@ class Session:
     async def _fail(self, number: int, error: AmqpError, *, told: bool = False) -> None:
         """Close the channel (soft) or the connection (hard) for an error of the client's."""
         extra = {"peer": self.peer[0], "user": self.user, "channel": number, "code": int(error.code)}
+        self._closed_in_turn.add(0 if error.hard else number)
         if error.hard or number == 0:
             _log.warning("connection closed: %s", error.text, extra=extra)
             if not told:
@@ -246,7 +259,6 @@ class Session:
                 class_id=error.class_id,
                 method_id=error.method_id,
             )
-        self._closed_in_turn.add(0 if error.hard else number)
             self._send(0, close)
             return
         _log.info("channel closed: %s", error.text, extra=extra)
