@@ -15,6 +15,7 @@ Invariant: floor <= every unsettled sequence < next_seq; ready_count + unacked_c
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import attrgetter
 
 from headrace.core_log.intervals import Intervals
@@ -27,6 +28,8 @@ REFILL_BYTES = 512 * 1024
 TAKE_BYTES = 256 * 1024
 # Beyond this many extents, sources are no longer kept interleaved as they arrived (order per source stays).
 EXTENTS_MAX = 10_000
+# A stretch of a log without any record of the lane that is longer than this is not read again to be passed over.
+EXTENT_GAP_MAX = 10_000
 ANCHORS_MAX = 4096
 
 # The index ranges of a batch, within first..last-1, that belong to a lane.
@@ -37,7 +40,7 @@ _sequence = attrgetter("seq")
 class Stretch:
     """Neighbouring records of one batch. `batch` is None while nobody needs the bytes."""
 
-    __slots__ = ("batch", "count", "deliveries", "index", "lane", "offset", "seq", "source")
+    __slots__ = ("batch", "count", "deliveries", "failures", "index", "lane", "offset", "seq", "source")
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class Stretch:
         batch: RecordBatch | None,
         index: int,
         deliveries: int = 0,
+        failures: int = 0,
     ) -> None:
         self.lane = lane
         self.seq = seq
@@ -57,12 +61,23 @@ class Stretch:
         self.offset = offset
         self.batch = batch
         self.index = index
-        # How often these were handed out before.
+        # How often these were handed out before, and how often of that in vain (delivery limit).
         self.deliveries = deliveries
+        self.failures = failures
 
     def split(self, count: int) -> "Stretch":
         """Cut the first `count` records off and return them as a stretch of their own."""
-        head = Stretch(self.lane, self.seq, count, self.source, self.offset, self.batch, self.index, self.deliveries)
+        head = Stretch(
+            self.lane,
+            self.seq,
+            count,
+            self.source,
+            self.offset,
+            self.batch,
+            self.index,
+            self.deliveries,
+            self.failures,
+        )
         self.seq += count
         self.offset += count
         self.index += count
@@ -106,6 +121,73 @@ class _Anchor:
         self.end = end
 
 
+class _Window:
+    """Stretches in memory, and what they weigh: a batch is held whole, for one record of it as for all."""
+
+    __slots__ = ("_newest", "_uses", "_weights", "byte_count", "count", "stretches")
+
+    def __init__(self) -> None:
+        self.stretches: deque[Stretch] = deque()
+        self.count = 0
+        self.byte_count = 0
+        self._uses: dict[RecordBatch, int] = {}
+        self._weights: dict[RecordBatch, int] = {}
+        # A log's newest batch may be open and grow; it is weighed again when the next one begins.
+        self._newest: dict[Source, RecordBatch] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self.count > WINDOW_COUNT_MAX or self.byte_count > WINDOW_BYTES_MAX
+
+    def append(self, stretch: Stretch, batch: RecordBatch) -> None:
+        self.stretches.append(stretch)
+        self.count += stretch.count
+        uses = self._uses.get(batch)
+        if uses is None:
+            grown = self._newest.get(stretch.source)
+            if grown is not None and grown in self._weights:
+                self.byte_count += grown.byte_count - self._weights[grown]
+                self._weights[grown] = grown.byte_count
+            self._newest[stretch.source] = batch
+            self._uses[batch] = 1
+            self._weights[batch] = batch.byte_count
+            self.byte_count += batch.byte_count
+        else:
+            self._uses[batch] = uses + 1
+
+    def lengthen(self, count: int) -> None:
+        """The newest stretch got some more records."""
+        self.stretches[-1].count += count
+        self.count += count
+
+    def take(self, count: int) -> Stretch:
+        """The first records, at most as many as the first stretch has."""
+        first = self.stretches[0]
+        self.count -= count
+        if count < first.count:
+            return first.split(count)
+        self.stretches.popleft()
+        if not self.stretches:
+            self.clear()
+            return first
+        batch = first.batch
+        assert batch is not None
+        uses = self._uses[batch] - 1
+        if uses:
+            self._uses[batch] = uses
+        else:
+            del self._uses[batch]
+            self.byte_count -= self._weights.pop(batch)
+        return first
+
+    def clear(self) -> None:
+        self.stretches.clear()
+        self._uses.clear()
+        self._weights.clear()
+        self._newest.clear()
+        self.count = self.byte_count = 0
+
+
 class Lane:
     def __init__(self, spans: SpanFinder) -> None:
         self._spans = spans
@@ -118,7 +200,10 @@ class Lane:
         # The log whose commit the head waits for, when `head` found it not yet visible.
         self.hidden_in: Source | None = None
         self.settled = Intervals()
-        self._ready: deque[Stretch] = deque()
+        # What retention or a repair took before it was handed out.
+        self.lost_count = 0
+        self._window = _Window()
+        self._ready = self._window.stretches
         self._returned: list[Stretch] = []
         self._backlog: deque[Extent] = deque()
         # Everything that arrived from the floor on, and a few exact places in it (seq, source, offset): what a
@@ -127,8 +212,10 @@ class Lane:
         self._anchors: list[_Anchor] = []
         # For each log, the offset up to which this lane has taken its records in.
         self.applied: dict[Source, int] = {}
-        self._window_bytes = 0
-        self._window_count = 0
+        # Sequences below this came from the journal. Their extents are never lengthened nor folded: part of them may
+        # be settled, or not have outlived a crash, so what comes later must not be counted among them.
+        self._restored_below = 0
+        self._backlog_fold_at = self._arrivals_trim_at = EXTENTS_MAX
 
     # -- arrivals -----------------------------------------------------------------------------------------------
 
@@ -139,113 +226,152 @@ class Lane:
         seq = self.next_seq
         self.next_seq = seq + count
         self.ready_count += count
-        _append(self._arrivals, seq, count, source, offset, offset + count)
-        self.applied[source] = offset + count
-        if self._backlog or self._window_bytes > WINDOW_BYTES_MAX or self._window_count > WINDOW_COUNT_MAX:
+        self._note_arrival(seq, count, source, offset, offset + count)
+        window = self._window
+        if self._backlog or window.is_full:
             self._extend_backlog(seq, count, source, offset, offset + count)
             return
-        self._window_bytes += batch.byte_count * count // len(batch.values)
-        self._window_count += count
         ready = self._ready
         if ready:
             newest = ready[-1]
             if newest.batch is batch and newest.index + newest.count == first:
-                newest.count += count
+                window.lengthen(count)
                 return
-        ready.append(Stretch(self, seq, count, source, offset, batch, first))
+        window.append(Stretch(self, seq, count, source, offset, batch, first), batch)
 
     def extend(self, source: Source, count: int, first: int, end: int) -> None:
         """`count` records in this range of a log have been found to be this lane's (recovery, x-from)."""
-        _append(self._arrivals, self.next_seq, count, source, first, end)
-        self.applied[source] = end
-        self._extend_backlog(self.next_seq, count, source, first, end)
-        self.next_seq += count
+        seq = self.next_seq
+        self.next_seq = seq + count
         self.ready_count += count
+        self._note_arrival(seq, count, source, first, end)
+        self._extend_backlog(seq, count, source, first, end)
+
+    def _note_arrival(self, seq: int, count: int, source: Source, first: int, end: int) -> None:
+        self.applied[source] = end
+        arrivals = self._arrivals
+        if self._lengthen(arrivals, count, source, first, end):
+            return
+        arrivals.append(Extent(seq, count, source, first, end))
+        if len(arrivals) > self._arrivals_trim_at:
+            # Logs that alternate: what is settled need not be found again, be it below the floor or above.
+            missing = self.settled.missing
+            self._arrivals = deque(
+                one for one in arrivals if any(missing(max(one.seq, self.floor), one.seq + one.count))
+            )
+            self._arrivals_trim_at = len(self._arrivals) + EXTENTS_MAX
+
+    def _lengthen(self, extents: deque[Extent], count: int, source: Source, first: int, end: int) -> bool:
+        """Let the newest extent take these in, if they follow it in the same log and not too far away."""
+        if not extents:
+            return False
+        newest = extents[-1]
+        if newest.source is not source or newest.seq < self._restored_below:
+            return False
+        if not 0 <= first - newest.end <= EXTENT_GAP_MAX:
+            return False
+        newest.count += count
+        newest.end = end
+        return True
 
     def _extend_backlog(self, seq: int, count: int, source: Source, first: int, end: int) -> None:
-        _append(self._backlog, seq, count, source, first, end)
-        if len(self._backlog) > EXTENTS_MAX:
+        backlog = self._backlog
+        if self._lengthen(backlog, count, source, first, end):
+            return
+        backlog.append(Extent(seq, count, source, first, end))
+        if len(backlog) > self._backlog_fold_at:
             self._fold_backlog()
+            self._backlog_fold_at = len(self._backlog) + EXTENTS_MAX
 
     def _fold_backlog(self) -> None:
         """Put each source's extents together behind the first one; sequences are dealt out anew in that order."""
-        folded: dict[int, Extent] = {}
-        start = seq = self._backlog[0].seq
+        folded: dict[Source, Extent] = {}
+        kept: deque[Extent] = deque()
         for extent in self._backlog:
-            known = folded.get(id(extent.source))
-            if known is None:
-                folded[id(extent.source)] = extent
-            else:
+            # One that is partly read has a place in the order already, and so have those of the journal.
+            if extent is self._backlog[0] or extent.seq < self._restored_below:
+                kept.append(extent)
+                continue
+            known = folded.setdefault(extent.source, extent)
+            if known is not extent:
                 known.count += extent.count
                 known.end = extent.end
+        first = next(iter(folded.values()))
+        start = seq = first.seq
         for extent in folded.values():
             extent.seq = seq
             seq += extent.count
-        self._backlog = deque(folded.values())
-        while self._arrivals and self._arrivals[-1].seq >= start:
-            self._arrivals.pop()
-        if self._arrivals:
-            # The newest of what is left may reach into the backlog.
-            newest = self._arrivals[-1]
-            newest.count = min(newest.count, start - newest.seq)
-        for extent in folded.values():
-            self._arrivals.append(Extent(extent.seq, extent.count, extent.source, extent.first, extent.end))
+        self._backlog = kept + deque(folded.values())
+        arrivals = self._arrivals
+        while arrivals and arrivals[-1].seq >= start:
+            arrivals.pop()
+        if arrivals:
+            # The newest of what is left may reach into what was folded; then that begins with its next record.
+            newest = arrivals[-1]
+            if newest.seq + newest.count > start:
+                newest.count = start - newest.seq
+                newest.end = first.first
+        arrivals.extend(Extent(one.seq, one.count, one.source, one.first, one.end) for one in folded.values())
 
     # -- handing out --------------------------------------------------------------------------------------------
 
     def head(self, *, early: bool = True) -> Stretch | None:
         """The next stretch to be handed out, loaded, or None when nothing may be seen."""
+        stretch = self._first()
+        if stretch is not None and stretch.offset >= _visible_end(stretch.source, early):
+            self.hidden_in = stretch.source
+            return None
+        return stretch
+
+    def _first(self) -> Stretch | None:
+        """The first of all that is ready, loaded, visible or not."""
         while True:
             if not self._ready and self._backlog:
                 self._refill()
-            stretch = self._next()
-            if stretch is None:
-                return None
-            visible = stretch.source.early_end if early else stretch.source.high_watermark
-            if stretch.offset >= visible:
-                self.hidden_in = stretch.source
-                return None
-            return stretch
+            ready, returned = self._ready, self._returned
+            if not returned or (ready and ready[0].seq < returned[0].seq):
+                return ready[0] if ready else None
+            if returned[0].batch is not None or self._reload():
+                return returned[0]
 
-    def _next(self) -> Stretch | None:
-        ready, returned = self._ready, self._returned
-        if returned and (not ready or returned[0].seq < ready[0].seq):
-            return returned[0]
-        return ready[0] if ready else None
+    def _reload(self) -> bool:
+        """Read the first of what came back again; False if its log has let go of it."""
+        returned = self._returned
+        first = returned[0]
+        lost = min(first.source.log_start - first.offset, first.count)
+        if lost > 0:
+            gone = first.split(lost)
+            if not first.count:
+                del returned[0]
+            self._lose(gone.seq, gone.seq + lost)
+            return False
+        batch = first.loaded()
+        # Neighbours that came back one by one share what was read.
+        for other in islice(returned, 1, None):
+            if other.source is not first.source or not 0 <= other.offset - batch.base_offset < batch.span:
+                break
+            other.batch, other.index = batch, batch.index_of(other.offset)
+        return True
 
     def take(self, count_max: int, *, early: bool = True) -> Stretch | None:
         """Hand out up to count_max neighbours from the head (about TAKE_BYTES); they are unacked from now on."""
         stretch = self.head(early=early)
         if stretch is None:
             return None
-        visible = stretch.source.early_end if early else stretch.source.high_watermark
+        return self._hand_out(stretch, min(count_max, _visible_end(stretch.source, early) - stretch.offset))
+
+    def _hand_out(self, stretch: Stretch, count_max: int) -> Stretch:
         batch = stretch.loaded()
         by_size = max(1, TAKE_BYTES * len(batch.values) // max(batch.byte_count, 1))
-        count = min(stretch.count, count_max, by_size, visible - stretch.offset)
-        taken = self._remove_head(stretch, count)
-        self._note_anchor(taken)
-        self.ready_count -= taken.count
-        self.unacked_count += taken.count
-        return taken
-
-    def _remove_head(self, stretch: Stretch, count: int) -> Stretch:
+        count = min(stretch.count, count_max, by_size)
         returned = self._returned
-        from_returned = bool(returned) and returned[0] is stretch
-        if count < stretch.count:
-            taken = stretch.split(count)
+        if returned and returned[0] is stretch:
+            taken = stretch.split(count) if count < stretch.count else returned.pop(0)
         else:
-            taken = stretch
-            if from_returned:
-                del returned[0]
-            else:
-                self._ready.popleft()
-        if not from_returned:
-            self._window_count -= taken.count
-            batch = taken.batch
-            if not self._ready:
-                self._window_bytes = 0
-            elif batch is not None:
-                self._window_bytes -= batch.byte_count * taken.count // len(batch.values)
+            taken = self._window.take(count)
+        self._note_anchor(taken)
+        self.ready_count -= count
+        self.unacked_count += count
         return taken
 
     def _note_anchor(self, taken: Stretch) -> None:
@@ -267,22 +393,22 @@ class Lane:
         """Read the next records of the backlog into the window; what is settled already is passed over."""
         while self._backlog and not self._ready:
             extent = self._backlog[0]
-            runs = extent.source.read(
-                max(extent.first, extent.source.log_start), bytes_max=REFILL_BYTES, end=extent.end
-            )
-            if not runs:
-                # Retention took the rest: these records are gone, and counted as settled.
-                self._give_up(extent)
+            start = extent.source.log_start
+            if extent.first < start:
+                self._skip_lost(extent, start)
+            if not extent.count:
+                self._backlog.popleft()
                 continue
-            for run in runs:
+            for run in extent.source.read(extent.first, bytes_max=REFILL_BYTES, end=extent.end):
+                if run.batch.gap is not None:
+                    self._skip_lost(extent, run.batch.next_offset)
+                    break
                 for first, last in self._spans(run.batch, run.first, run.last):
                     self._admit(extent, run.batch, first, last)
                 extent.first = min(run.batch.next_offset, extent.end)
             if extent.first >= extent.end:
-                if extent.count:
-                    self._give_up(extent)
-                else:
-                    self._backlog.popleft()
+                self._lose(extent.seq, extent.seq + extent.count)
+                self._backlog.popleft()
 
     def _admit(self, extent: Extent, batch: RecordBatch, first: int, last: int) -> None:
         last = min(last, first + extent.count)
@@ -291,17 +417,38 @@ class Lane:
         extent.count -= last - first
         for low, high in self.settled.missing(max(seq, self.floor), seq + last - first):
             index = first + low - seq
-            count = high - low
-            self._ready.append(Stretch(self, low, count, extent.source, batch.base_offset + index, batch, index))
-            self._window_bytes += batch.byte_count * count // len(batch.values)
-            self._window_count += count
+            stretch = Stretch(self, low, high - low, extent.source, batch.base_offset + index, batch, index)
+            self._window.append(stretch, batch)
 
-    def _give_up(self, extent: Extent) -> None:
-        end = extent.seq + extent.count
-        missing = sum(high - low for low, high in self.settled.missing(max(extent.seq, self.floor), end))
-        self.ready_count -= missing
-        self._mark_settled(extent.seq, extent.seq + extent.count)
-        self._backlog.popleft()
+    def _skip_lost(self, extent: Extent, offset: int) -> None:
+        """Nothing below the offset can be read any more. What is left of an extent are the last of its records."""
+        offset = min(offset, extent.end)
+        if extent.count == extent.end - extent.first:
+            left = extent.end - offset
+        else:
+            left = min(self._count(extent.source, offset, extent.end), extent.count)
+        lost = extent.count - left
+        self._lose(extent.seq, extent.seq + lost)
+        extent.seq += lost
+        extent.count = left
+        extent.first = offset
+
+    def _count(self, source: Source, offset: int, end: int) -> int:
+        """How many records of this lane lie in offset..end-1."""
+        count = 0
+        while offset < end:
+            for run in source.read(offset, end=end):
+                count += sum(last - first for first, last in self._spans(run.batch, run.first, run.last))
+                offset = run.batch.next_offset
+        return count
+
+    def _lose(self, first: int, end: int) -> None:
+        """Ready records that cannot be read any more count as settled."""
+        lost = sum(high - low for low, high in self.settled.missing(max(first, self.floor), end))
+        if lost:
+            self.ready_count -= lost
+            self.lost_count += lost
+            self._mark_settled(first, end)
 
     # -- settling -----------------------------------------------------------------------------------------------
 
@@ -319,23 +466,25 @@ class Lane:
             self.floor = self.settled.first_missing(self.floor)
             self.settled.cut_below(self.floor)
 
-    def give_back(self, stretch: Stretch) -> None:
-        """Handed-out records are ready again, at their old place."""
+    def give_back(self, stretch: Stretch, *, failed: bool = True) -> None:
+        """Handed-out records are ready again, at their old place. `failed`: it counts for the delivery limit."""
         self.unacked_count -= stretch.count
         self.ready_count += stretch.count
         stretch.deliveries += 1
+        stretch.failures += failed
         stretch.batch = None
         place = bisect_left(self._returned, stretch.seq, key=_sequence)
         self._returned.insert(place, stretch)
 
     def drop_head(self, count: int) -> Iterator[Stretch]:
-        """Take up to `count` ready records out of the lane; the caller settles or transfers each stretch."""
+        """Take from the head what must leave, visible or not; the caller settles."""
         while count > 0:
-            stretch = self.take(count)
+            stretch = self._first()
             if stretch is None:
                 return
-            count -= stretch.count
-            yield stretch
+            taken = self._hand_out(stretch, count)
+            count -= taken.count
+            yield taken
 
     def purge(self) -> int:
         """Settle everything that is ready; returns how many."""
@@ -345,9 +494,8 @@ class Lane:
         for extent in self._backlog:
             self._mark_settled(extent.seq, extent.seq + extent.count)
         self._returned.clear()
-        self._ready.clear()
+        self._window.clear()
         self._backlog.clear()
-        self._window_bytes = self._window_count = 0
         self.ready_count = 0
         return count
 
@@ -379,7 +527,7 @@ class Lane:
         self, next_seq: int, floor: int, settled: Iterable[tuple[int, int]], arrivals: Iterable[Extent]
     ) -> None:
         """Take up a journalled state: everything unsettled is ready, and in the backlog."""
-        self.next_seq = next_seq
+        self.next_seq = self._restored_below = next_seq
         self.floor = floor
         for first, end in settled:
             self.settled.add(first, end)
@@ -396,15 +544,8 @@ class Lane:
         return lowest
 
 
-def _append(extents: deque[Extent], seq: int, count: int, source: Source, first: int, end: int) -> None:
-    """Lengthen the newest extent when it is of the same log, else begin another."""
-    if extents:
-        newest = extents[-1]
-        if newest.source is source and newest.end <= first:
-            newest.count += count
-            newest.end = end
-            return
-    extents.append(Extent(seq, count, source, first, end))
+def _visible_end(source: Source, early: bool) -> int:
+    return source.early_end if early else source.high_watermark
 
 
 def spans_of(batch: RecordBatch, first: int, last: int, view_id: int) -> Iterator[tuple[int, int]]:
