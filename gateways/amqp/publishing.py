@@ -11,16 +11,19 @@ from functools import lru_cache
 from pamqp import commands
 
 from headrace.controller.errors import NotFound
-from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Protocol
+from headrace.core_log.errors import SequenceRefused
+from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Producer, Protocol
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
 from headrace.gateways.amqp.errors import ReplyCode, amqp_error
+from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp
 from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, encode_return
 from headrace.gateways.amqp.methods import Publish, decode_publish
 from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.properties import PropertyScan
 from headrace.gateways.amqp.replyto import PREFIX as REPLY_PREFIX
 from headrace.gateways.amqp.replyto import REPLY_TO
+from headrace.gateways.delivery import producers
 from headrace.gateways.delivery.access import Access, Operation, Tag
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.vhost import Target, VirtualHost
@@ -47,6 +50,23 @@ class _Resolved:
         return self.publish.exchange == "" and self.publish.routing_key.startswith(REPLY_PREFIX)
 
 
+@dataclass(slots=True)
+class _Numbered:
+    """Publishes of an idempotent producer whose numbers follow each other and that go the same way: one append."""
+
+    publish: Publish
+    target: Target
+    scan: PropertyScan
+    producer: Producer
+    props: list[bytes]
+    bodies: list[bytes]
+
+    def goes_on_with(self, target: Target, producer: Producer) -> bool:
+        following = self.producer._replace(first_sequence=self.producer.first_sequence + len(self.bodies))
+        same_way = target.route is self.target.route and target.key == self.target.key
+        return same_way and producer == following
+
+
 class Publisher:
     def __init__(self, broker: Broker, host: VirtualHost, access: Access, user: str, outbox: Outbox) -> None:
         self._broker = broker
@@ -55,6 +75,8 @@ class Publisher:
         self._user = user
         self._outbox = outbox
         self._targets: dict[bytes, _Resolved] = {}
+        # What an idempotent producer sent in this read and is not yet published.
+        self._numbered: _Numbered | None = None
         self.frame_max = 131_072
 
     def publish(self, channel: Channel, run: PublishRun) -> None:
@@ -62,8 +84,11 @@ class Publisher:
         resolved = self._resolve(run.method_payload)
         for first, last, scan in _groups(run.properties):
             if scan.interesting:
-                for index in range(first, last):
-                    self._publish_special(channel, resolved, run.properties[index], run.bodies[index], scan)
+                try:
+                    for index in range(first, last):
+                        self._publish_special(channel, resolved, run.properties[index], run.bodies[index], scan)
+                finally:
+                    self._publish_numbered(channel)
             elif resolved.target.route.unroutable and resolved.answers:
                 for index in range(first, last):
                     self._reply(channel, resolved.publish, run.properties[index], run.bodies[index])
@@ -170,6 +195,14 @@ class Publisher:
         confirm: Confirm | None,
         channel: Channel | None = None,
     ) -> None:
+        attributes, expiry_us = self._stored_as(scan)
+        reached = self._broker.publish(target, props, bodies, attributes=attributes, expiry_us=expiry_us)
+        if confirm is not None:
+            assert channel is not None
+            self._confirm_when_safe(channel, confirm, target, scan, reached)
+
+    def _stored_as(self, scan: PropertyScan) -> tuple[int, int]:
+        """Attributes and expiry of a record with these properties."""
         attributes = int(Protocol.AMQP) | (PERSISTENT if scan.persistent else 0)
         if scan.priority:
             attributes |= min(scan.priority, 255) << PRIORITY_SHIFT
@@ -177,10 +210,11 @@ class Publisher:
         if scan.expiration_ms is not None:
             # 0 is a lawful expiration (deliver now or never), and 0 means none in the log.
             expiry_us = self._broker.env.clock.wall_us() + scan.expiration_ms * 1000
-        reached = self._broker.publish(target, props, bodies, attributes=attributes, expiry_us=expiry_us)
-        if confirm is None:
-            return
-        assert channel is not None
+        return attributes, expiry_us
+
+    def _confirm_when_safe(
+        self, channel: Channel, confirm: Confirm, target: Target, scan: PropertyScan, reached: int | None
+    ) -> None:
         if reached is None or not scan.persistent or target.log is None:
             _tell(confirm, Outcome.ACK)
         else:
@@ -262,6 +296,7 @@ class Publisher:
                 raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
             props = properties.with_reply_to(props, channel.reply_consumer.name)
         if resolved.answers and not copies:
+            self._publish_numbered(channel)
             self._reply(channel, publish, props, body)
             return
         target = resolved.target
@@ -270,7 +305,81 @@ class Publisher:
                 target = self._route_by_message(publish, props, copies)
             except NotFound as error:
                 raise amqp_error(ReplyCode.NOT_FOUND, str(error), *_PUBLISH_IDS) from error
-        self._keep(channel, publish, target, [props], [body], scan)
+        if "x-producer-id" not in headers:
+            self._publish_numbered(channel)
+            self._keep(channel, publish, target, [props], [body], scan)
+            return
+        if channel.transactional:
+            text = "x-producer-id on a transactional channel: numbered publishes are confirmed, not committed"
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
+        producer = self._producer(headers)
+        numbered = self._numbered
+        if numbered is None or not numbered.goes_on_with(target, producer):
+            self._publish_numbered(channel)
+            numbered = self._numbered = _Numbered(publish, target, scan, producer, [], [])
+        numbered.props.append(props)
+        numbered.bodies.append(body)
+
+    # -- idempotent producers -----------------------------------------------------------------------------------
+
+    def _producer(self, headers: FieldTable) -> Producer:
+        name, epoch = headers["x-producer-id"], headers.get("x-producer-epoch", 0)
+        sequence = headers.get("x-sequence")
+        if not isinstance(name, str) or not _is_integer(epoch) or not _is_integer(sequence):
+            text = "x-producer-id must be a string and come with x-sequence, an integer; x-producer-epoch is an integer"
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
+        assert isinstance(epoch, int) and isinstance(sequence, int)
+        try:
+            return producers.producer(self._host.name, self._user, name, epoch, sequence)
+        except SequenceRefused as error:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *_PUBLISH_IDS) from error
+
+    def _publish_numbered(self, channel: Channel) -> None:
+        """Publish what has gathered. A number that may not be confirmed is nacked, or 406 where nobody hears nacks."""
+        numbered, self._numbered = self._numbered, None
+        if numbered is None:
+            return
+        target, bodies = numbered.target, numbered.bodies
+        if numbered.publish.mandatory and not target.queues:
+            confirm = channel.expect(len(bodies)) if channel.confirming else None
+            self._return(channel, numbered.publish, numbered.props, bodies)
+            _tell(confirm, Outcome.ACK)
+            return
+        if not target.byte_limits or self._admitted(target, bodies):
+            try:
+                self._store_once(channel, numbered)
+                return
+            except SequenceRefused as error:
+                if len(bodies) == 1:
+                    self._refuse_number(channel, error)
+                    return
+        elif len(bodies) == 1:
+            # Kept by none: had another queue got it, the number would count as seen when it is sent again.
+            for queue in target.byte_limits:
+                if not queue.admits(1, len(bodies[0])):
+                    self._broker.refuse(self._host, queue, target, numbered.props[0], bodies[0])
+            _tell(channel.expect(1) if channel.confirming else None, Outcome.NACK)
+            return
+        # Not all of them can be published: each for itself then.
+        first = numbered.producer.first_sequence
+        for place, (props, body) in enumerate(zip(numbered.props, bodies, strict=True)):
+            producer = numbered.producer._replace(first_sequence=first + place)
+            self._numbered = _Numbered(numbered.publish, target, numbered.scan, producer, [props], [body])
+            self._publish_numbered(channel)
+
+    def _store_once(self, channel: Channel, numbered: _Numbered) -> None:
+        target, scan = numbered.target, numbered.scan
+        attributes, expiry_us = self._stored_as(scan)
+        reached = self._broker.publish_once(
+            target, numbered.producer, numbered.props, numbered.bodies, attributes=attributes, expiry_us=expiry_us
+        )
+        if channel.confirming:
+            self._confirm_when_safe(channel, channel.expect(len(numbered.bodies)), target, scan, reached)
+
+    def _refuse_number(self, channel: Channel, error: SequenceRefused) -> None:
+        if not channel.confirming:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *_PUBLISH_IDS) from error
+        channel.expect(1).outcome = Outcome.NACK
 
     def _reply(self, channel: Channel, publish: Publish, props: bytes, body: bytes) -> None:
         """From connection to connection; a name is no queue, so a mandatory answer is returned as well (RabbitMQ's)."""
@@ -306,6 +415,10 @@ def send_confirms(channel: Channel, outbox: Outbox) -> None:
     for tag, outcome in channel.told():
         encode = encode_ack if outcome is Outcome.ACK else encode_nack
         outbox.put(encode(channel.number, tag, True))
+
+
+def _is_integer(value: FieldValue) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool | Timestamp)
 
 
 def _tell(confirm: Confirm | None, outcome: Outcome) -> None:

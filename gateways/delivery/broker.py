@@ -18,9 +18,10 @@ from headrace.controller.table import EMPTY, Table
 from headrace.core_log.config import LogConfig
 from headrace.core_log.directory import LogDirectory, Stream
 from headrace.core_log.env import Env
+from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
-from headrace.core_log.log import PartitionLog
-from headrace.core_log.record import PERSISTENT, Protocol, RecordBatch
+from headrace.core_log.log import PartitionLog, Run
+from headrace.core_log.record import PERSISTENT, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch
@@ -281,18 +282,65 @@ class Broker:
             expiry_us=expiry_us,
             route_set=target.route_set,
         )
-        run = appended.run
-        assert run is not None
+        assert appended.run is not None
+        self._arrived(target, log, appended.run)
+        self._to_commit(log, attributes)
+        return int(appended.next_offset)
+
+    def publish_once(
+        self,
+        target: Target,
+        producer: Producer,
+        properties: Sequence[bytes],
+        bodies: Sequence[bytes],
+        *,
+        attributes: int,
+        expiry_us: int = 0,
+    ) -> int | None:
+        """The same for an idempotent producer's next numbers: what was published before is not published again.
+
+        Raises SequenceRefused, with nothing published, when one of them may not be confirmed.
+        """
+        log = target.log
+        if not target.queues:
+            self.unroutable_count += len(bodies)
+        if log is None:
+            return None
+        before = log.end
+        try:
+            appended = log.append_once(
+                producer,
+                [target.key] * len(bodies),
+                properties,
+                bodies,
+                timestamp_us=self.env.clock.wall_us(),
+                attributes=attributes,
+                expiry_us=expiry_us,
+                route_set=target.route_set,
+            )
+        except DiskFull:
+            # Some may have been taken, and will count as published when they are sent again.
+            for run in log.read(before, end=log.end):
+                self._arrived(target, log, run)
+            raise
+        for one in appended:
+            if one.run is not None:
+                self._arrived(target, log, one.run)
+        self._to_commit(log, attributes)
+        return int(appended[-1].next_offset)
+
+    def _arrived(self, target: Target, log: PartitionLog, run: Run) -> None:
         to_dispatch = self._to_dispatch
         for queue in target.queues:
             queue.arrive(log, run.batch, run.first, run.last)
             to_dispatch[queue] = None
         self._dirty_logs[log] = None
+
+    def _to_commit(self, log: PartitionLog, attributes: int) -> None:
         if attributes & PERSISTENT:
             self.directory.committer.urgent(log)
         else:
             self.directory.committer.lazy(log)
-        return int(appended.next_offset)
 
     def wake(self, queue: Queue) -> None:
         """A queue's consumers have room again, or changed: dispatch it with the next turn."""

@@ -1,5 +1,6 @@
 """A broker in a process of its own, and pika connections to it: what the client-driven tests of this folder share."""
 
+import json
 import re
 import signal
 import subprocess
@@ -65,6 +66,14 @@ class Served:
     def restart(self, *, kill: bool = False) -> None:
         self.kill() if kill else self.stop()
         self.start()
+
+    def dumped(self, stream: str, *, batches: bool = False) -> list[dict[str, Any]]:
+        """What the log of a stream holds, as `headrace log dump` finds it. The broker must be stopped."""
+        assert self._process is None
+        what = "--batches" if batches else "--records"
+        command = [sys.executable, "-m", "headrace", "log", "dump", "--json", what, "--stream", stream, str(self.data)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
     @contextmanager
     def connected(self) -> Iterator[pika.BlockingConnection]:
