@@ -124,36 +124,35 @@ class _Anchor:
 class _Window:
     """Stretches in memory, and what they weigh: a batch is held whole, for one record of it as for all."""
 
-    __slots__ = ("_newest", "_uses", "_weights", "byte_count", "count", "stretches")
+    __slots__ = ("_held", "_newest", "byte_count", "count", "stretches")
 
     def __init__(self) -> None:
         self.stretches: deque[Stretch] = deque()
         self.count = 0
         self.byte_count = 0
-        self._uses: dict[RecordBatch, int] = {}
-        self._weights: dict[RecordBatch, int] = {}
+        # For each batch, how many stretches point into it and how many bytes it was counted with.
+        self._held: dict[RecordBatch, list[int]] = {}
         # A log's newest batch may be open and grow; it is weighed again when the next one begins.
         self._newest: dict[Source, RecordBatch] = {}
-
-    @property
-    def is_full(self) -> bool:
-        return self.count > WINDOW_COUNT_MAX or self.byte_count > WINDOW_BYTES_MAX
 
     def append(self, stretch: Stretch, batch: RecordBatch) -> None:
         self.stretches.append(stretch)
         self.count += stretch.count
-        uses = self._uses.get(batch)
-        if uses is None:
-            grown = self._newest.get(stretch.source)
-            if grown is not None and grown in self._weights:
-                self.byte_count += grown.byte_count - self._weights[grown]
-                self._weights[grown] = grown.byte_count
-            self._newest[stretch.source] = batch
-            self._uses[batch] = 1
-            self._weights[batch] = batch.byte_count
-            self.byte_count += batch.byte_count
-        else:
-            self._uses[batch] = uses + 1
+        held = self._held.get(batch)
+        if held is not None:
+            held[0] += 1
+            return
+        weight = batch.byte_count
+        source = stretch.source
+        if source in self._newest:
+            grown = self._newest[source]
+            before = self._held.get(grown)
+            if before is not None:
+                self.byte_count += grown.byte_count - before[1]
+                before[1] = grown.byte_count
+        self._newest[source] = batch
+        self._held[batch] = [1, weight]
+        self.byte_count += weight
 
     def lengthen(self, count: int) -> None:
         """The newest stretch got some more records."""
@@ -163,27 +162,25 @@ class _Window:
     def take(self, count: int) -> Stretch:
         """The first records, at most as many as the first stretch has."""
         first = self.stretches[0]
-        self.count -= count
         if count < first.count:
+            self.count -= count
             return first.split(count)
         self.stretches.popleft()
         if not self.stretches:
             self.clear()
             return first
+        self.count -= count
         batch = first.batch
         assert batch is not None
-        uses = self._uses[batch] - 1
-        if uses:
-            self._uses[batch] = uses
-        else:
-            del self._uses[batch]
-            self.byte_count -= self._weights.pop(batch)
+        held = self._held[batch]
+        held[0] -= 1
+        if not held[0]:
+            self.byte_count -= self._held.pop(batch)[1]
         return first
 
     def clear(self) -> None:
         self.stretches.clear()
-        self._uses.clear()
-        self._weights.clear()
+        self._held.clear()
         self._newest.clear()
         self.count = self.byte_count = 0
 
@@ -228,7 +225,7 @@ class Lane:
         self.ready_count += count
         self._note_arrival(seq, count, source, offset, offset + count)
         window = self._window
-        if self._backlog or window.is_full:
+        if self._backlog or window.count > WINDOW_COUNT_MAX or window.byte_count > WINDOW_BYTES_MAX:
             self._extend_backlog(seq, count, source, offset, offset + count)
             return
         ready = self._ready
@@ -318,9 +315,11 @@ class Lane:
     def head(self, *, early: bool = True) -> Stretch | None:
         """The next stretch to be handed out, loaded, or None when nothing may be seen."""
         stretch = self._first()
-        if stretch is not None and stretch.offset >= _visible_end(stretch.source, early):
-            self.hidden_in = stretch.source
-            return None
+        if stretch is not None:
+            source = stretch.source
+            if stretch.offset >= (source.early_end if early else source.high_watermark):
+                self.hidden_in = source
+                return None
         return stretch
 
     def _first(self) -> Stretch | None:
@@ -329,8 +328,10 @@ class Lane:
             if not self._ready and self._backlog:
                 self._refill()
             ready, returned = self._ready, self._returned
-            if not returned or (ready and ready[0].seq < returned[0].seq):
+            if not returned:
                 return ready[0] if ready else None
+            if ready and ready[0].seq < returned[0].seq:
+                return ready[0]
             if returned[0].batch is not None or self._reload():
                 return returned[0]
 
@@ -355,10 +356,15 @@ class Lane:
 
     def take(self, count_max: int, *, early: bool = True) -> Stretch | None:
         """Hand out up to count_max neighbours from the head (about TAKE_BYTES); they are unacked from now on."""
-        stretch = self.head(early=early)
+        stretch = self._first()
         if stretch is None:
             return None
-        return self._hand_out(stretch, min(count_max, _visible_end(stretch.source, early) - stretch.offset))
+        source = stretch.source
+        visible = (source.early_end if early else source.high_watermark) - stretch.offset
+        if visible <= 0:
+            self.hidden_in = source
+            return None
+        return self._hand_out(stretch, min(count_max, visible))
 
     def _hand_out(self, stretch: Stretch, count_max: int) -> Stretch:
         batch = stretch.loaded()
@@ -542,10 +548,6 @@ class Lane:
         for _seq, _count, source, first, _end in self.arrivals():
             lowest[source] = min(first, lowest.get(source, first))
         return lowest
-
-
-def _visible_end(source: Source, early: bool) -> int:
-    return source.early_end if early else source.high_watermark
 
 
 def spans_of(batch: RecordBatch, first: int, last: int, view_id: int) -> Iterator[tuple[int, int]]:
