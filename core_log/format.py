@@ -343,11 +343,11 @@ def _encode_sizes(column: list[bytes], fixed: list[bytes], *, share: bool) -> tu
     if share and column[-1] == first and column.count(first) == count:
         fixed.append(struct.pack("<I", len(first)))
         return [first], _SHARED | 1
-    sizes = set(map(len, column))
-    if len(sizes) == 1:
+    sizes = list(map(len, column))
+    if sizes.count(len(first)) == count:
         fixed.append(struct.pack("<I", len(first)))
         return column, 1
-    fixed.append(struct.pack(f"<{count}I", *map(len, column)))
+    fixed.append(struct.pack(f"<{count}I", *sizes))
     return column, count
 
 
