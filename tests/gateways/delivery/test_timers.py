@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from headrace.gateways.delivery.timers import CALLS_PER_TURN, Timers
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 class VirtualClock:
@@ -43,7 +42,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(nursery: trio.Nursery) -> AsyncIterator[Bench]:
+async def bench(autojump_clock: MockClock, nursery: trio.Nursery) -> AsyncIterator[Bench]:
     bench = Bench()
     nursery.start_soon(bench.timers.run)
     await trio.testing.wait_all_tasks_blocked()
@@ -51,7 +50,7 @@ async def bench(nursery: trio.Nursery) -> AsyncIterator[Bench]:
     nursery.cancel_scope.cancel()
 
 
-async def test_calls_are_made_when_due_and_in_order(bench: Bench) -> None:
+async def test_calls_are_made_when_due_and_in_order(bench: Bench, autojump_clock: MockClock) -> None:
     bench.after(10, "late")
     bench.after(0.5, "soon")
     await bench.pass_time(0.5)
@@ -63,7 +62,7 @@ async def test_calls_are_made_when_due_and_in_order(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.0001, 0.0104, 0.9999, 1.0, 100.00051])
-async def test_nothing_is_called_early(bench: Bench, delay_s: float) -> None:
+async def test_nothing_is_called_early(bench: Bench, autojump_clock: MockClock, delay_s: float) -> None:
     start = trio.current_time()
     called: list[float] = []
     bench.timers.after(delay_s, lambda: called.append(trio.current_time()))
@@ -71,7 +70,7 @@ async def test_nothing_is_called_early(bench: Bench, delay_s: float) -> None:
     assert len(called) == 1 and called[0] - start > delay_s - 2e-6
 
 
-async def test_an_earlier_timer_wakes_the_task_from_its_sleep(bench: Bench) -> None:
+async def test_an_earlier_timer_wakes_the_task_from_its_sleep(bench: Bench, autojump_clock: MockClock) -> None:
     bench.after(3600, "hour")
     await bench.pass_time(1)
     bench.after(1, "second")
@@ -81,7 +80,7 @@ async def test_an_earlier_timer_wakes_the_task_from_its_sleep(bench: Bench) -> N
     assert bench.story == ["second", "hour"]
 
 
-async def test_a_later_timer_does_not_disturb_the_sleep(bench: Bench) -> None:
+async def test_a_later_timer_does_not_disturb_the_sleep(bench: Bench, autojump_clock: MockClock) -> None:
     bench.after(1, "first")
     await trio.testing.wait_all_tasks_blocked()
     slept = bench.clock.sleep_count
@@ -91,7 +90,7 @@ async def test_a_later_timer_does_not_disturb_the_sleep(bench: Bench) -> None:
     assert bench.clock.sleep_count == slept
 
 
-async def test_cancelled_timers_are_not_called(bench: Bench) -> None:
+async def test_cancelled_timers_are_not_called(bench: Bench, autojump_clock: MockClock) -> None:
     timer = bench.timers.after(1, lambda: bench.story.append("never"))
     assert bench.timers.cancel(timer)
     assert not bench.timers.cancel(timer)
@@ -100,7 +99,7 @@ async def test_cancelled_timers_are_not_called(bench: Bench) -> None:
     assert bench.story == []
 
 
-async def test_a_call_may_set_the_next_one(bench: Bench) -> None:
+async def test_a_call_may_set_the_next_one(bench: Bench, autojump_clock: MockClock) -> None:
     def again() -> None:
         bench.story.append(f"{trio.current_time():.0f}")
         bench.timers.after(2, again)
@@ -111,7 +110,9 @@ async def test_a_call_may_set_the_next_one(bench: Bench) -> None:
     assert bench.story == [f"{start + after:.0f}" for after in (2, 4, 6)]
 
 
-async def test_others_have_their_turn_while_very_many_are_due(bench: Bench, nursery: trio.Nursery) -> None:
+async def test_others_have_their_turn_while_very_many_are_due(
+    bench: Bench, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
     for _ in range(10 * CALLS_PER_TURN):
         bench.after(1, "call")
 
