@@ -6,7 +6,8 @@ connection that has something to send. Nothing awaits per message; only methods 
 
 import logging
 import socket
-from typing import Protocol, cast
+from contextlib import suppress
+from typing import NoReturn, Protocol, cast
 
 import trio
 from pamqp import commands
@@ -42,6 +43,8 @@ from headrace.gateways.delivery.login import Identity
 _log = logging.getLogger(__name__)
 
 READ_BYTES_MIN = 4096
+# How long a peer has to answer connection.close, and to close its side of a connection that makes no sense any more.
+CLOSE_SECONDS_MAX = 10
 CAPABILITIES: FieldTable = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -137,8 +140,7 @@ class Session:
             data += await self._read()
         if not matched:
             self.outbox.put(PROTOCOL_HEADER)
-            await self.outbox.drained()
-            raise Ended
+            await self._say_goodbye()
         self._send(
             0,
             make(
@@ -202,8 +204,17 @@ class Session:
                 await self._fail(channel, reply_to(error, *(ids(about) if about is not None else (0, 0))))
         self.door.end_turn()
         if self._cutter.lost_sync:
-            await self.outbox.drained()
-            raise Ended
+            await self._say_goodbye()
+
+    async def _say_goodbye(self) -> NoReturn:
+        """The last words to a peer whose octets mean nothing any more. What it still sends is read and thrown away:
+        closing a socket with unread octets would take back what we sent."""
+        self._scope.deadline = trio.current_time() + CLOSE_SECONDS_MAX
+        await self.outbox.drained()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        while True:
+            await self._read()
 
     def _is_void(self, event: Event) -> bool:
         """It came with the same read, behind what made us close its channel or (0) the connection."""
@@ -252,6 +263,8 @@ class Session:
             if not told:
                 self._cutter.close_connection()
             self._closing = True
+            self._scope.deadline = trio.current_time() + CLOSE_SECONDS_MAX
+            await self._let_go()
             close = make(
                 commands.Connection.Close,
                 reply_code=int(error.code),
@@ -283,7 +296,8 @@ class Session:
 
     async def _take_connection(self, method: Method) -> None:
         if isinstance(method, commands.Connection.Close):
-            await self._settle_all()
+            await self._let_go()
+            await self._settled()
             self._send(0, make(commands.Connection.CloseOk))
             self.door.end_turn()
             await self.outbox.drained()
@@ -445,23 +459,19 @@ class Session:
         self.door.end_turn()
         await self._broker.write_journal()
 
-    async def _settle_all(self) -> None:
-        if self._operations is not None:
-            for number in list(self.channels):
-                await self._operations.close_channel(self.channels.pop(number))
-            await self._settled()
-
-    async def _clean_up(self) -> None:
-        """Whatever ended the connection: what it held goes back, its exclusive queues go."""
-        self.outbox.close()
-        self._socket.close()
+    async def _let_go(self) -> None:
+        """What the connection held goes back, its exclusive queues go. Nobody finds them once it is told closed."""
         if self._operations is None:
             return
         for number in list(self.channels):
             await self._operations.close_channel(self.channels.pop(number))
-        host = self._broker.vhosts[self.vhost]
-        for queue in [one for one in host.queues.values() if one.owner is self]:
-            await host.delete_queue(queue)
+        await self._broker.vhosts[self.vhost].delete_owned(self)
+
+    async def _clean_up(self) -> None:
+        """Whatever ended the connection."""
+        self.outbox.close()
+        self._socket.close()
+        await self._let_go()
         self.door.end_turn()
 
     # -- asked from outside -------------------------------------------------------------------------------------------

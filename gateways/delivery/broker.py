@@ -24,8 +24,10 @@ from headrace.core_log.log import PartitionLog, Run
 from headrace.core_log.record import PERSISTENT, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.gateways.delivery import journal
+from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch
 from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason
+from headrace.gateways.delivery.timers import Timers
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
 
 JOURNAL_PERIOD_S = 0.2
@@ -86,6 +88,8 @@ class Broker:
         self._hidden: dict[PartitionLog, dict[Queue, None]] = {}
         # Called when something became ready outside of a door's turn.
         self.on_ready: Callable[[], None] = lambda: None
+        self.timers = Timers(env.clock)
+        self._expiry = Expiry(self.timers, env.clock, lambda: self.on_ready())
         self._journal_lock = trio.Lock()
         self._wake = trio.Event()
         self.transient_log = self._internal(TRANSIENT_NAME, TRANSIENT_CONFIG)
@@ -128,6 +132,9 @@ class Broker:
                 for lane in queue.lanes:
                     lane.delivered_below = lane.next_seq
         await self._drop_unneeded()
+        for queue in self._views.values():
+            if queue.ready_count and (queue.timed or queue.settings.message_ttl_ms is not None):
+                self._expiry.look_soon(queue)
 
     def _find_arrivals(self, restored: journal.Restored, logs: Iterable[PartitionLog]) -> None:
         """Records behind the journal's last word find their views again by the routes in their batches."""
@@ -147,6 +154,7 @@ class Broker:
                 first = batch.index_of(lane.applied.get(log, 0))
                 for low, high in lane.spans(batch, first, batch.count):
                     lane.extend(log, high - low, batch.base_offset + low, batch.base_offset + high)
+                    queue.timed = queue.timed or any(batch.expiries.values)
 
     async def _drop_unneeded(self) -> None:
         """Streams of exchanges that were not durable are deleted, unless a queue still wants something of them."""
@@ -165,6 +173,7 @@ class Broker:
     async def _delete_stream(self, stream: Stream) -> None:
         for log in stream.partitions:
             self._dirty_logs.pop(log, None)
+        self.exchange_names.pop(stream.spec.id, None)
         await self.directory.delete_stream(stream)
 
     # -- queues -------------------------------------------------------------------------------------------------
@@ -202,6 +211,7 @@ class Broker:
         )
         queue.declared_durable = durable if declared_durable is None else declared_durable
         self._views[view_id] = queue
+        self._expiry.lease(queue, host.delete_queue)
         return queue
 
     def next_ephemeral_view(self) -> int:
@@ -213,6 +223,7 @@ class Broker:
         self._views.pop(queue.view_id, None)
         self._dirty.pop(queue, None)
         self._to_dispatch.pop(queue, None)
+        self._expiry.forget(queue)
         if queue.durable:
             self._append_view(queue.view_id, b"")
             self.directory.committer.lazy(self._views_log)
@@ -220,10 +231,11 @@ class Broker:
 
     def retire(self, stream_id: UUID) -> None:
         """Nothing is appended to this stream any more; it goes when no view needs it (2.6)."""
-        stream = self.directory.streams.get(stream_id)
-        if stream is not None:
+        if stream_id in self.directory.streams:
             self._retired.add(stream_id)
             self._wake.set()
+        else:
+            self.exchange_names.pop(stream_id, None)
 
     def _note_change(self, queue: Queue) -> None:
         if queue.durable:
@@ -283,7 +295,7 @@ class Broker:
             route_set=target.route_set,
         )
         assert appended.run is not None
-        self._arrived(target, log, appended.run)
+        self._arrived(target, log, appended.run, expiry_us)
         self._to_commit(log, attributes)
         return int(appended.next_offset)
 
@@ -321,18 +333,20 @@ class Broker:
         except DiskFull:
             # Some may have been taken, and will count as published when they are sent again.
             for run in log.read(before, end=log.end):
-                self._arrived(target, log, run)
+                self._arrived(target, log, run, expiry_us)
             raise
         for one in appended:
             if one.run is not None:
-                self._arrived(target, log, one.run)
+                self._arrived(target, log, one.run, expiry_us)
         self._to_commit(log, attributes)
         return int(appended[-1].next_offset)
 
-    def _arrived(self, target: Target, log: PartitionLog, run: Run) -> None:
+    def _arrived(self, target: Target, log: PartitionLog, run: Run, expiry_us: int) -> None:
         to_dispatch = self._to_dispatch
         for queue in target.queues:
             queue.arrive(log, run.batch, run.first, run.last)
+            if expiry_us:
+                queue.timed = True
             to_dispatch[queue] = None
         self._dirty_logs[log] = None
 
@@ -347,8 +361,10 @@ class Broker:
         self._to_dispatch[queue] = None
 
     def touch(self, queue: Queue) -> None:
-        """A queue is in use: its expiry starts anew."""
-        queue.used_us = self.env.clock.wall_us()
+        """A queue is in use: its expiry starts anew, and its head may be another after this turn."""
+        self._expiry.touch(queue)
+        if queue.timed:
+            self._to_dispatch[queue] = None
 
     async def committed(self) -> None:
         """Everything published so far is safe when this returns."""
@@ -364,6 +380,15 @@ class Broker:
                     queue.dispatch()
                     self._note_hidden(queue)
                 queue.keep_limits()
+                if queue.timed or queue.settings.message_ttl_ms is not None:
+                    self._watch_head(queue)
+
+    def _watch_head(self, queue: Queue) -> None:
+        self._expiry.watch_head(queue)
+        if queue.ready_count:
+            self._note_hidden(queue)
+        else:
+            queue.timed = False
 
     def _note_hidden(self, queue: Queue) -> None:
         """A head that nobody may see yet is dispatched when its log is committed."""
@@ -448,6 +473,12 @@ class Broker:
 
     async def run(self) -> None:
         """Write the views' journal and see to timers until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.timers.run)
+            nursery.start_soon(self._expiry.run)
+            nursery.start_soon(self._keep_journal)
+
+    async def _keep_journal(self) -> None:
         while True:
             await self._wake.wait()
             await self.env.clock.sleep(JOURNAL_PERIOD_S)
@@ -541,7 +572,8 @@ def _entries(log: PartitionLog) -> Iterable[tuple[int, bytes, bytes]]:
 
 
 def _state(queue: Queue) -> journal.ViewState:
-    return journal.ViewState(journal.FORMAT, queue.byte_count, [_lane_state(lane) for lane in queue.lanes])
+    lanes = [_lane_state(lane) for lane in queue.lanes]
+    return journal.ViewState(journal.FORMAT, queue.byte_count, lanes, queue.timed)
 
 
 def _lane_state(lane: Lane) -> journal.LaneState:
@@ -559,6 +591,7 @@ def _lane_state(lane: Lane) -> journal.LaneState:
 
 def _restore(queue: Queue, state: journal.ViewState, logs: dict[tuple[UUID, int], PartitionLog]) -> None:
     queue.byte_count = state.byte_count
+    queue.timed = state.timed
     for lane, kept in zip(queue.lanes, state.lanes, strict=False):
         arrivals = []
         for seq, count, stream, partition, first, end in kept.arrivals:

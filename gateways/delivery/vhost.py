@@ -5,7 +5,7 @@ publish is routed with it. Ephemeral ones (non-durable, exclusive) live here onl
 Publishing itself is synchronous: route, append, tell the views, in one step (K1).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -63,6 +63,8 @@ class VirtualHost:
         self.replies: dict[str, ReplyReceiver] = {}
         self._broker = broker
         self._streams: dict[str, StreamId] = {}
+        # Exclusive queues by the connection that owns them.
+        self._owned: dict[object, dict[Queue, None]] = {}
         self._topology = trio.Lock()
 
     # -- loading ------------------------------------------------------------------------------------------------
@@ -107,7 +109,8 @@ class VirtualHost:
 
     def _put_queue(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
-        self._broker.exchange_names[queue.stream_id] = b""
+        if queue.owner is not None:
+            self._owned.setdefault(queue.owner, {})[queue] = None
         self.router.put_queue(queue)
 
     def _bind(self, binding: BindingEntity) -> None:
@@ -223,20 +226,30 @@ class VirtualHost:
             self._put_queue(queue)
             return queue
 
-    async def delete_queue(self, queue: Queue) -> int:
+    async def delete_queue(self, queue: Queue, only_if: Callable[[], bool] = lambda: True) -> int:
         """Gone, with its bindings and its own log; returns how many records were ready."""
         async with self._topology:
-            if queue.deleted:
+            if queue.deleted or not only_if():
                 return 0
             if queue.durable:
                 found = self._broker.metadata.snapshot.queues[self.name, queue.name]
                 await self._broker.metadata.commit(DeleteQueue(self.name, queue.name, found.view))
             return await self._drop_queue(queue)
 
+    async def delete_owned(self, owner: object) -> None:
+        """A connection ends: so do its exclusive queues."""
+        for queue in list(self._owned.get(owner, ())):
+            await self.delete_queue(queue)
+
     async def _drop_queue(self, queue: Queue) -> int:
         count = queue.ready_count
         queue.deleted = True
         del self.queues[queue.name]
+        if queue.owner is not None:
+            owned = self._owned[queue.owner]
+            del owned[queue]
+            if not owned:
+                del self._owned[queue.owner]
         left_over = self.router.remove_queue(queue)
         for consumer in list(queue.consumers):
             consumer.cancel()
@@ -264,12 +277,13 @@ class VirtualHost:
             known = self._broker.metadata.snapshot.bindings_of(self.name, binding.source)
             if durable and binding.key in known:
                 await self._broker.metadata.commit(DeleteBinding(binding))
+            source, key, arguments = binding.source, binding.routing_key, binding.arguments
             if binding.destination_kind is DestinationKind.QUEUE:
-                queue = self.queues[binding.destination]
-                self.router.unbind_queue(binding.source, queue, binding.routing_key, binding.arguments)
+                was_there = self.router.unbind_queue(source, self.queues[binding.destination], key, arguments)
             else:
-                self.router.unbind_exchange(binding.source, binding.destination, binding.routing_key, binding.arguments)
-            await self._auto_delete_exchange(binding.source)
+                was_there = self.router.unbind_exchange(source, binding.destination, key, arguments)
+            if was_there:
+                await self._auto_delete_exchange(source)
 
     def _check_ends(self, binding: BindingEntity) -> bool:
         """True if both ends are durable, and so is the binding."""
