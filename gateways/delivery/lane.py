@@ -194,6 +194,8 @@ class Lane:
         self.unacked_count = 0
         # Sequences below this were perhaps handed out before the last start; they are flagged redelivered.
         self.delivered_below = 0
+        # Sequences below this were offered to consumers, or came so long ago that their time may be over.
+        self.offered_below = 0
         # The log whose commit the head waits for, when `head` found it not yet visible.
         self.hidden_in: Source | None = None
         self.settled = Intervals()
@@ -239,7 +241,7 @@ class Lane:
     def extend(self, source: Source, count: int, first: int, end: int) -> None:
         """`count` records in this range of a log have been found to be this lane's (recovery, x-from)."""
         seq = self.next_seq
-        self.next_seq = seq + count
+        self.next_seq = self.offered_below = seq + count
         self.ready_count += count
         self._note_arrival(seq, count, source, first, end)
         self._extend_backlog(seq, count, source, first, end)
@@ -474,11 +476,15 @@ class Lane:
 
     def give_back(self, stretch: Stretch, *, failed: bool = True) -> None:
         """Handed-out records are ready again, at their old place. `failed`: it counts for the delivery limit."""
-        self.unacked_count -= stretch.count
-        self.ready_count += stretch.count
         stretch.deliveries += 1
         stretch.failures += failed
         stretch.batch = None
+        self.put_back(stretch)
+
+    def put_back(self, stretch: Stretch) -> None:
+        """The same for records that nobody saw."""
+        self.unacked_count -= stretch.count
+        self.ready_count += stretch.count
         place = bisect_left(self._returned, stretch.seq, key=_sequence)
         self._returned.insert(place, stretch)
 
@@ -504,6 +510,21 @@ class Lane:
         self._backlog.clear()
         self.ready_count = 0
         return count
+
+    def ready_runs(self) -> Iterator[tuple[RecordBatch, int, int]]:
+        """(batch, first, last) of everything ready. Reads the backlog, and leaves the lane as it is."""
+        twin = Lane(self._spans)
+        backlog = [Extent(one.seq, one.count, one.source, one.first, one.end) for one in self._backlog]
+        twin.restore(self.next_seq, self.floor, self.settled, backlog)
+        twin._returned = [
+            Stretch(twin, one.seq, one.count, one.source, one.offset, one.batch, one.index) for one in self._returned
+        ]
+        for one in self._ready:
+            batch = one.loaded()
+            yield batch, one.index, one.index + one.count
+        while (stretch := twin._first()) is not None:
+            taken = twin._hand_out(stretch, stretch.count)
+            yield taken.loaded(), taken.index, taken.index + taken.count
 
     # -- what is kept -------------------------------------------------------------------------------------------
 
@@ -533,7 +554,7 @@ class Lane:
         self, next_seq: int, floor: int, settled: Iterable[tuple[int, int]], arrivals: Iterable[Extent]
     ) -> None:
         """Take up a journalled state: everything unsettled is ready, and in the backlog."""
-        self.next_seq = self._restored_below = next_seq
+        self.next_seq = self._restored_below = self.offered_below = next_seq
         self.floor = floor
         for first, end in settled:
             self.settled.add(first, end)

@@ -20,7 +20,8 @@ from headrace.gateways.delivery.ports import Source
 
 # One turn of dispatch hands a consumer at most so many records, so that others get theirs and buffers stay small.
 CHUNK_COUNT_MAX = 512
-# While so few are ready for each consumer, they are dealt out one by one, as RabbitMQ does.
+# Several consumers are dealt a small part of their share at a time, one by one when so few are ready for each, so that
+# what they get is as even as in RabbitMQ.
 FAIR_COUNT = 32
 UNLIMITED = 1 << 62
 
@@ -106,8 +107,10 @@ class Queue:
         # As its declarer said; an exclusive queue is never kept, durable or not.
         self.declared_durable = durable
         self.had_consumers = False
-        # When somebody last declared, consumed or got from it.
-        self.used_us = now_us()
+        # When somebody last declared, consumed or got from it (monotonic), for x-expires.
+        self.used_s = 0.0
+        # Some of its records may have a time of their own, besides the queue's.
+        self.timed = False
         self.view_id = view_id
         self.settings = settings
         self.durable = durable
@@ -120,6 +123,7 @@ class Queue:
         self._now_us = now_us
         self._turn = 0
         self._dispatching = False
+        self._lost_count = 0
         count = 1 if settings.priority_max is None else settings.priority_max + 1
         self.lanes = [Lane(self._finder(place)) for place in range(count)]
 
@@ -155,7 +159,10 @@ class Queue:
             return True
         if settings.length_max is not None and self.ready_count + count > settings.length_max:
             return False
-        return settings.length_bytes_max is None or self.byte_count + byte_count <= settings.length_bytes_max
+        if settings.length_bytes_max is None:
+            return True
+        self._count_lost()
+        return self.byte_count + byte_count <= settings.length_bytes_max
 
     def arrive(self, source: Source, batch: RecordBatch, first: int, last: int) -> None:
         """Records were routed here. The caller dispatches when its turn is over."""
@@ -172,15 +179,18 @@ class Queue:
     def keep_limits(self) -> None:
         """Drop from the head what is beyond the length limits, after consumers had their turn."""
         settings = self.settings
+        if not self.consumers:
+            self._note_offered()
         if settings.length_max is not None and (excess := self.ready_count - settings.length_max) > 0:
             self._drop(excess)
         if settings.length_bytes_max is not None:
+            self._count_lost()
             while self.byte_count > settings.length_bytes_max and self.ready_count:
                 self._drop(1)
 
     def _drop(self, count: int) -> None:
-        # The lowest priority goes first.
-        for lane in self.lanes:
+        # From the head, where the highest priority stands; so does RabbitMQ.
+        for lane in reversed(self.lanes):
             for stretch in lane.drop_head(count):
                 count -= stretch.count
                 self.dropped_count += stretch.count
@@ -191,57 +201,93 @@ class Queue:
 
     def _leave(self, stretch: Stretch) -> None:
         if self.settings.length_bytes_max is not None:
-            batch = stretch.loaded()
-            self.byte_count -= sum(map(len, batch.values[stretch.index : stretch.index + stretch.count]))
+            self.byte_count -= _byte_count(stretch)
+
+    def _count_lost(self) -> None:
+        """What a lane could not read any more left without saying how long it was."""
+        lost_count = sum(lane.lost_count for lane in self.lanes)
+        if lost_count != self._lost_count:
+            self._lost_count = lost_count
+            self.count_bytes()
+
+    def apply(self, settings: QueueSettings) -> None:
+        """Take on other settings (a policy). Limits hold with the next `keep_limits`."""
+        before, self.settings = self.settings, settings
+        if settings.length_bytes_max is not None and before.length_bytes_max is None:
+            self.count_bytes()
+
+    def count_bytes(self) -> None:
+        """Count what is ready anew, where a limit needs it: bytes are not kept in the journal."""
+        if self.settings.length_bytes_max is not None:
+            self.byte_count = sum(
+                sum(map(len, batch.values[first:last]))
+                for lane in self.lanes
+                for batch, first, last in lane.ready_runs()
+            )
 
     # -- consumers ----------------------------------------------------------------------------------------------
 
     def add_consumer(self, consumer: Consumer) -> None:
+        # A single active consumer stays active, whoever else comes.
+        first = 1 if self.settings.single_active_consumer and self.consumers else 0
         place = next(
-            (at for at, other in enumerate(self.consumers) if other.priority < consumer.priority), len(self.consumers)
+            (at for at, other in enumerate(self.consumers) if at >= first and other.priority < consumer.priority),
+            len(self.consumers),
         )
         self.consumers.insert(place, consumer)
+        if place < self._turn:
+            self._turn += 1
         self.had_consumers = True
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        self.consumers.remove(consumer)
+        place = self.consumers.index(consumer)
+        del self.consumers[place]
+        if place < self._turn:
+            self._turn -= 1
 
     def dispatch(self) -> None:
         """Deal out what is ready to whoever has room."""
         if self._dispatching or self.deleted:
             return
         self._dispatching = True
+        for lane in self.lanes:
+            lane.hidden_in = None
         try:
-            self.expire_heads()
             while self.consumers and self.ready_count:
                 consumer = self._next_consumer()
                 if consumer is None:
                     break
-                stretch = self._take(self._chunk(consumer.room()))
+                stretch = self._take(self._chunk(consumer.room()), offering=True)
                 if stretch is None:
                     break
                 self.delivered_count += stretch.count
                 if consumer.no_ack:
                     stretch.lane.settle(stretch.seq, stretch.count)
+                    self.acked_count += stretch.count
                     self._changed(self)
                 consumer.deliver(self, stretch)
-                if self.settings.message_ttl_ms is not None or stretch.batch is None:
-                    self.expire_heads()
+            self._note_offered()
+            self.expire_heads()
         finally:
             self._dispatching = False
 
+    def _note_offered(self) -> None:
+        """Consumers had their chance of everything, except of what they may not see before a commit."""
+        for lane in self.lanes:
+            if lane.hidden_in is None or not self.consumers:
+                lane.offered_below = lane.next_seq
+
     def _chunk(self, room: int) -> int:
-        if len(self.consumers) > 1 and self.ready_count < FAIR_COUNT * len(self.consumers):
-            return 1
-        return min(room, CHUNK_COUNT_MAX)
+        count = min(room, CHUNK_COUNT_MAX)
+        if len(self.consumers) > 1:
+            count = min(count, max(1, self.ready_count // (FAIR_COUNT * len(self.consumers))))
+        return count
 
     def _next_consumer(self) -> Consumer | None:
         """The next in turn among those of the highest priority that have room."""
         consumers = self.consumers
-        if self.settings.single_active_consumer:
-            return consumers[0] if consumers[0].room() > 0 else None
         count = len(consumers)
-        if count == 1:
+        if count == 1 or self.settings.single_active_consumer:
             return consumers[0] if consumers[0].room() > 0 else None
         best: Consumer | None = None
         for step in range(count):
@@ -254,18 +300,39 @@ class Queue:
             self._turn = turn % count
         return best
 
-    def _take(self, count_max: int) -> Stretch | None:
+    def _take(self, count_max: int, *, offering: bool = False) -> Stretch | None:
+        """The next that live. `offering`: what no consumer was offered yet may have its chance although its time is
+        over, since a time to live of 0 means now or never."""
         early = not self.settings.committed_dispatch
         for lane in reversed(self.lanes):
-            stretch = lane.take(count_max, early=early)
-            if stretch is not None:
-                self._leave(stretch)
-                return stretch
+            while (taken := lane.take(count_max, early=early)) is not None:
+                if not self._has_times(taken):
+                    self._leave(taken)
+                    return taken
+                living = self._living(taken, offering)
+                if living is not None:
+                    self._leave(living)
+                    return living
         return None
+
+    def _living(self, taken: Stretch, offering: bool) -> Stretch | None:
+        """The living ones at the front of what was taken, without the expired before them; the rest goes back."""
+        lane = taken.lane
+        expired = self._expired_in(taken, offering)
+        if expired:
+            gone = taken.split(expired)
+            self._expire(gone)
+        if not taken.count:
+            return None
+        living = self._living_in(taken, offering)
+        if living == taken.count:
+            return taken
+        front = taken.split(living)
+        lane.put_back(taken)
+        return front
 
     def get(self) -> Stretch | None:
         """One record for basic.get; unacked until it is settled or given back."""
-        self.expire_heads()
         stretch = self._take(1)
         if stretch is not None:
             self.delivered_count += 1
@@ -289,13 +356,12 @@ class Queue:
         limit = self.settings.delivery_limit
         for stretch in stretches:
             self.returned_count += stretch.count
-            if limit is not None and failed and stretch.deliveries >= limit:
+            if limit is not None and failed and stretch.failures >= limit:
                 self._transfer(self, stretch, Reason.DELIVERY_LIMIT)
                 continue
-            stretch.lane.give_back(stretch)
             if self.settings.length_bytes_max is not None:
-                batch = stretch.loaded()
-                self.byte_count += sum(map(len, batch.values[stretch.index : stretch.index + stretch.count]))
+                self.byte_count += _byte_count(stretch)
+            stretch.lane.give_back(stretch, failed=failed)
         self._changed(self)
 
     def purge(self) -> int:
@@ -309,52 +375,77 @@ class Queue:
     def expire_heads(self) -> None:
         """Let go of expired records at the heads; one behind a head that lives stays, as in RabbitMQ."""
         for lane in self.lanes:
-            while True:
-                head = lane.head()
-                if head is None:
-                    break
-                count = self._expired_at(head)
+            while lane.ready_count and (head := lane.head()) is not None:
+                count = self._expired_in(head) if self._has_times(head) else 0
                 if not count:
                     break
                 stretch = lane.take(count)
                 assert stretch is not None
-                self._leave(stretch)
-                self.expired_count += stretch.count
-                self._transfer(self, stretch, Reason.EXPIRED)
+                self._expire(stretch)
 
-    def _expired_at(self, stretch: Stretch) -> int:
-        """How many records at the front of a stretch are past their time."""
-        batch = stretch.loaded()
-        ttl_ms = self.settings.message_ttl_ms
-        expiries = batch.expiries
-        if ttl_ms is None and len(expiries.values) == 1 and not expiries.values[0]:
-            return 0
-        now_us = self._now_us()
-        count = 0
-        for index in range(stretch.index, stretch.index + stretch.count):
-            due_us = self._due_us(batch, index)
-            if due_us is None or due_us > now_us:
-                break
-            count += 1
-        return count
+    def _expire(self, stretch: Stretch) -> None:
+        self._leave(stretch)
+        self.expired_count += stretch.count
+        self._transfer(self, stretch, Reason.EXPIRED)
 
-    def _due_us(self, batch: RecordBatch, index: int) -> int | None:
-        due: int | None = batch.expiries.at(index) or None
+    def _has_times(self, stretch: Stretch) -> bool:
+        """Some record of its batch may expire."""
         if self.settings.message_ttl_ms is not None:
-            by_queue = batch.timestamps.at(index) + self.settings.message_ttl_ms * 1000
-            due = by_queue if due is None else min(due, by_queue)
-        return due
+            return True
+        expiries = stretch.loaded().expiries.values
+        return len(expiries) > 1 or expiries[0] != 0
+
+    def _expired_in(self, stretch: Stretch, offering: bool = False) -> int:
+        """How many records at the front of a stretch are past their time."""
+        now_us = self._now_us()
+        first = stretch.index
+        last = first + stretch.count
+        if offering:
+            last = min(last, max(first, first + stretch.lane.offered_below - stretch.seq))
+        for due_us, low, _high in self._dues(stretch.loaded(), first, last):
+            if due_us is None or due_us > now_us:
+                return low - first
+        return last - first
+
+    def _living_in(self, stretch: Stretch, offering: bool) -> int:
+        """How many records at the front of a stretch may be handed out."""
+        now_us = self._now_us()
+        first = stretch.index
+        last = first + stretch.count
+        if offering:
+            last = min(last, max(first, first + stretch.lane.offered_below - stretch.seq))
+        for due_us, low, _high in self._dues(stretch.loaded(), first, last):
+            if due_us is not None and due_us <= now_us:
+                return low - first
+        return stretch.count
+
+    def _dues(self, batch: RecordBatch, first: int, last: int) -> Iterator[tuple[int | None, int, int]]:
+        """(when its time is over, from, to) for each run of records first..last-1 with the same time."""
+        ttl_ms = self.settings.message_ttl_ms
+        for expiry_us, low, high in batch.expiries.spans(first, last):
+            if ttl_ms is None:
+                yield expiry_us or None, low, high
+                continue
+            for timestamp_us, start, end in batch.timestamps.spans(low, high):
+                due_us = timestamp_us + ttl_ms * 1000
+                yield min(due_us, expiry_us) if expiry_us else due_us, start, end
 
     def next_expiry_us(self) -> int | None:
         """When the head that expires first does; None when no head has a time."""
         found: int | None = None
         for lane in self.lanes:
             head = lane.head()
-            if head is not None:
-                due = self._due_us(head.loaded(), head.index)
+            if head is not None and self._has_times(head):
+                due = next(self._dues(head.loaded(), head.index, head.index + 1))[0]
                 if due is not None and (found is None or due < found):
                     found = due
         return found
+
+
+def _byte_count(stretch: Stretch) -> int:
+    """Bytes of the bodies, which are all that limits in bytes count."""
+    batch = stretch.loaded()
+    return sum(map(len, batch.values[stretch.index : stretch.index + stretch.count]))
 
 
 def _spans_of_priority(
