@@ -600,6 +600,7 @@ class Operations:
         for consumer in consumers:
             if consumer in consumer.queue.consumers:
                 consumer.queue.remove_consumer(consumer)
+                self._broker.touch(consumer.queue)
         pending = [pair for _settle, released in channel.pending_settles for pair in released]
         for queue, stretch in [*channel.release_all(), *pending]:
             if not queue.deleted:

@@ -30,6 +30,8 @@ class ViewState(msgspec.Struct, frozen=True, array_like=True):
     format: int
     byte_count: int
     lanes: list[LaneState]
+    # Some records may have a time of their own: the head must be looked at after a restart.
+    timed: bool = False
 
 
 FORMAT = 1
