@@ -3,6 +3,7 @@
 Runs on trio's mock clock: a test that asks for `autojump_clock` lets time pass with `trio.sleep`.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -157,6 +158,13 @@ class Running:
     def leave(self, queue: Queue, taker: Taker) -> None:
         queue.remove_consumer(taker)
         self.broker.touch(queue)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for what a thread of the metadata takes part in; the clock stands still meanwhile."""
+        limit = time.monotonic() + 30
+        while not holds():
+            assert time.monotonic() < limit, "it did not happen"
+            await trio.lowlevel.checkpoint()
 
     def bodies(self, name: str) -> Sequence[bytes]:
         """Everything ready, taken out."""
