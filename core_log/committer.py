@@ -168,4 +168,4 @@ class Committer:
             self._journal.commit(journalled)
             self.journalled_count += 1
         for job in jobs:
-            job.log.run_sync(job, journalled=job in journalled)
+            job.log.run_sync(job, journalled=bool(journalled) and job.journallable)

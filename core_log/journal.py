@@ -58,16 +58,14 @@ class CommitJournal:
         size = 0
         salt = self._salt
         for job in jobs:
+            stream = job.log.stream_id.bytes
+            partition = job.log.partition
             for segment, position, data in job.writes:
-                place = _PLACE.pack(
-                    job.log.stream_id.bytes, job.log.partition, 0, segment.base_offset, segment.salt, position
-                )
-                hasher = xxhash.xxh3_64(place)
-                for buffer in data:
-                    hasher.update(buffer)
-                entry = _ENTRY_HEAD_SIZE + sum(map(len, data))
-                buffers.append(_PREFIX.pack(_ENTRY_MAGIC, entry, salt, hasher.intdigest()) + place)
-                buffers.extend(data)
+                place = _PLACE.pack(stream, partition, 0, segment.base_offset, segment.salt, position)
+                body = b"".join((place, *data))
+                entry = _PREFIX.size + len(body)
+                buffers.append(_PREFIX.pack(_ENTRY_MAGIC, entry, salt, xxhash.xxh3_64_intdigest(body)))
+                buffers.append(body)
                 size += entry
         if self._file is None or self._end + size > self._bytes_max:
             self._begin(size)

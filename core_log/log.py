@@ -731,20 +731,21 @@ class PartitionLog:
                 self.leader_id,
             )
         job = SyncJob(
-            log=self,
-            end_offset=self.written_end,
-            segments=list(self._dirty.values()),
-            folder=self.folder if self._folder_dirty else None,
-            writes=self._writes,
-            checkpoint=checkpoint,
-            files=list(self._files.items()),
+            self,
+            self.written_end,
+            list(self._dirty.values()),
+            self.folder if self._folder_dirty else None,
+            self._writes,
+            checkpoint,
+            list(self._files.items()) if self._files else [],
             # A new segment's head is in no list of writes, so its first commit syncs the file itself.
-            journallable=not self._folder_dirty and not self._unrecorded,
+            not self._folder_dirty and not self._unrecorded,
         )
         self._dirty = {}
         self._writes = []
         self._unrecorded = False
-        self._files = {}
+        if self._files:
+            self._files = {}
         self._folder_dirty = False
         self._rolled = False
         self._start_moved = False
