@@ -89,7 +89,7 @@ class Broker:
         # Called when something became ready outside of a door's turn.
         self.on_ready: Callable[[], None] = lambda: None
         self.timers = Timers(env.clock)
-        self._expiry = Expiry(self.timers, env.clock, lambda: self.on_ready())
+        self._expiry = Expiry(self.timers, env.clock, self._expired)
         self._journal_lock = trio.Lock()
         self._wake = trio.Event()
         self.transient_log = self._internal(TRANSIENT_NAME, TRANSIENT_CONFIG)
@@ -389,6 +389,10 @@ class Broker:
             self._note_hidden(queue)
         else:
             queue.timed = False
+
+    def _expired(self, queue: Queue) -> None:
+        self._to_dispatch[queue] = None
+        self.on_ready()
 
     def _note_hidden(self, queue: Queue) -> None:
         """A head that nobody may see yet is dispatched when its log is committed."""

@@ -35,8 +35,9 @@ Delete = Callable[[Queue, Callable[[], bool]], Awaitable[object]]
 
 
 class Expiry:
-    def __init__(self, timers: Timers, clock: Clock, ready: Callable[[], None]) -> None:
-        """`ready` is called when records have left a queue, perhaps for others."""
+    def __init__(self, timers: Timers, clock: Clock, ready: Callable[[Queue], None]) -> None:
+        """`ready` is called when records have left a queue: others may have got them, and what is behind them may be
+        handed out."""
         self._timers = timers
         self._clock = clock
         self._ready = ready
@@ -79,7 +80,7 @@ class Expiry:
         queue.expire_heads()
         self.watch_head(queue)
         if queue.expired_count != expired:
-            self._ready()
+            self._ready(queue)
 
     # -- leases -------------------------------------------------------------------------------------------------
 

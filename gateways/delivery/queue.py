@@ -24,6 +24,9 @@ CHUNK_COUNT_MAX = 512
 # what they get is as even as in RabbitMQ.
 FAIR_COUNT = 32
 UNLIMITED = 1 << 62
+# So many are let go of in one turn when very many expire together (some 20 us each when they are dead-lettered); the
+# queue's timer goes on with the rest.
+EXPIRED_PER_TURN = 1024
 
 
 class Overflow(StrEnum):
@@ -253,11 +256,12 @@ class Queue:
         for lane in self.lanes:
             lane.hidden_in = None
         try:
+            patience = self.expired_count + EXPIRED_PER_TURN
             while self.consumers and self.ready_count:
                 consumer = self._next_consumer()
                 if consumer is None:
                     break
-                stretch = self._take(self._chunk(consumer.room()), offering=True)
+                stretch = self._take(self._chunk(consumer.room()), offering=True, expired_max=patience)
                 if stretch is None:
                     break
                 self.delivered_count += stretch.count
@@ -266,8 +270,9 @@ class Queue:
                     self.acked_count += stretch.count
                     self._changed(self)
                 consumer.deliver(self, stretch)
-            self._note_offered()
-            self.expire_heads()
+            if self.expired_count < patience:
+                self._note_offered()
+                self.expire_heads()
         finally:
             self._dispatching = False
 
@@ -300,12 +305,12 @@ class Queue:
             self._turn = turn % count
         return best
 
-    def _take(self, count_max: int, *, offering: bool = False) -> Stretch | None:
+    def _take(self, count_max: int, *, offering: bool = False, expired_max: int = UNLIMITED) -> Stretch | None:
         """The next that live. `offering`: what no consumer was offered yet may have its chance although its time is
         over, since a time to live of 0 means now or never."""
         early = not self.settings.committed_dispatch
         for lane in reversed(self.lanes):
-            while (taken := lane.take(count_max, early=early)) is not None:
+            while self.expired_count < expired_max and (taken := lane.take(count_max, early=early)) is not None:
                 if not self._has_times(taken):
                     self._leave(taken)
                     return taken
@@ -373,14 +378,17 @@ class Queue:
     # -- time ---------------------------------------------------------------------------------------------------
 
     def expire_heads(self) -> None:
-        """Let go of expired records at the heads; one behind a head that lives stays, as in RabbitMQ."""
+        """Let go of expired records at the heads; one behind a head that lives stays, as in RabbitMQ. When there are
+        very many, of the first ones: `next_expiry_us` then says that more are due."""
+        patience = EXPIRED_PER_TURN
         for lane in self.lanes:
-            while lane.ready_count and (head := lane.head()) is not None:
+            while patience > 0 and lane.ready_count and (head := lane.head()) is not None:
                 count = self._expired_in(head) if self._has_times(head) else 0
                 if not count:
                     break
-                stretch = lane.take(count)
+                stretch = lane.take(min(count, patience))
                 assert stretch is not None
+                patience -= stretch.count
                 self._expire(stretch)
 
     def _expire(self, stretch: Stretch) -> None:

@@ -6,6 +6,7 @@ from trio.testing import MockClock
 
 from headrace.controller.store import Fault
 from headrace.gateways.delivery.expiry import LOOK_AGAIN_S
+from headrace.gateways.delivery.queue import EXPIRED_PER_TURN
 
 from .house import House, Taker
 
@@ -201,3 +202,13 @@ async def test_a_deletion_that_finds_the_disk_full_is_tried_again(autojump_clock
         assert not queue.deleted
         await trio.sleep(5)
         await running.until(lambda: queue.deleted)
+
+
+async def test_very_many_that_expire_together_leave_others_their_turn(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        queue = await running.declare("waiting", message_ttl=1000)
+        await running.publish("waiting", *(b"" for _ in range(5 * EXPIRED_PER_TURN)))
+        seen: list[int] = []
+        running.broker.on_ready = lambda: seen.append(queue.ready_count)
+        await trio.sleep(1.1)
+        assert seen == [step * EXPIRED_PER_TURN for step in (4, 3, 2, 1, 0)]
