@@ -74,6 +74,7 @@ class Channel:
         self.reply_consumer: ReplyConsumer | None = None
         self.last_queue = ""
         self.next_tag = 1
+        # What consumers hold unacked; basic.get does not count for the prefetch.
         self.outstanding = 0
         # Prefetch for consumers that come later, and for the channel as a whole.
         self.consumer_prefetch = 0
@@ -93,8 +94,8 @@ class Channel:
         tag = self.next_tag
         self.next_tag = tag + stretch.count
         self._held.append(Held(tag, queue, stretch, consumer))
-        self.outstanding += stretch.count
         if consumer is not None:
+            self.outstanding += stretch.count
             consumer.outstanding += stretch.count
         return tag
 
@@ -114,12 +115,13 @@ class Channel:
         """
         if not multiple:
             return [self._release_one(tag)]
+        held, front = self._held, self._front
         if tag == 0:
             tag = self.next_tag - 1
-        elif tag >= self.next_tag:
-            raise _unknown_tag(tag)
+        else:
+            # The tag itself must be held, as in RabbitMQ: acknowledging twice is a mistake of the client's.
+            self._place(tag)
         released: list[tuple[Queue, Stretch]] = []
-        held, front = self._held, self._front
         while front < len(held) and held[front].tag <= tag:
             run = held[front]
             count = tag - run.tag + 1
@@ -140,9 +142,7 @@ class Channel:
         if front < len(held) and held[front].tag == tag:
             place = front
         else:
-            place = bisect_right(held, tag, lo=front, key=_first_tag) - 1
-            if place < front or tag >= held[place].tag + held[place].stretch.count:
-                raise _unknown_tag(tag)
+            place = self._place(tag)
         run = held[place]
         stretch = run.stretch
         before = tag - run.tag
@@ -161,6 +161,14 @@ class Channel:
         self._count_off(run, 1)
         return run.queue, one
 
+    def _place(self, tag: int) -> int:
+        """Where the run with this tag is held."""
+        held, front = self._held, self._front
+        place = bisect_right(held, tag, lo=front, key=_first_tag) - 1
+        if place < front or tag >= held[place].tag + held[place].stretch.count:
+            raise _unknown_tag(tag)
+        return place
+
     def release_all(self) -> list[tuple[Queue, Stretch]]:
         released = [(one.queue, one.stretch) for one in self._held[self._front :]]
         for one in self._held[self._front :]:
@@ -170,8 +178,8 @@ class Channel:
         return released
 
     def _count_off(self, run: Held, count: int) -> None:
-        self.outstanding -= count
         if run.consumer is not None:
+            self.outstanding -= count
             run.consumer.outstanding -= count
 
     def _trim(self, front: int) -> None:
