@@ -120,21 +120,33 @@ class Operations:
             text = f"{operation} access to {where} refused for user '{self._user}'"
             raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
 
-    def _queue(self, channel: Channel, name: str) -> Queue:
-        """The queue of this name (the channel's last one for none), if this connection may use it."""
-        if not name:
-            name = channel.last_queue
-            if not name:
-                raise amqp_error(ReplyCode.NOT_FOUND, "no previously declared queue")
+    def _demand_named(self, exchange: str) -> None:
+        if not exchange:
+            raise amqp_error(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+    def _queue(self, channel: Channel, name: str, operation: Operation | None = None) -> Queue:
+        """The queue of this name (the channel's last one for none), if user and connection may use it so."""
+        name = self._queue_name(channel, name)
+        if operation is not None:
+            self._demand(operation, "queue", name)
         queue = self._host.queue(name)
         if queue.owner is not None and queue.owner is not self._connection:
-            text = (
-                f"cannot obtain exclusive access to locked {resource('queue', name, self._host.name)}. It could be "
-                "originally declared on another connection or the exclusive property value does not match that of the "
-                "original declaration."
-            )
-            raise amqp_error(ReplyCode.RESOURCE_LOCKED, text)
+            raise self._locked(name)
         return queue
+
+    def _queue_name(self, channel: Channel, name: str) -> str:
+        name = name or channel.last_queue
+        if not name:
+            raise amqp_error(ReplyCode.NOT_FOUND, "no previously declared queue")
+        return name
+
+    def _locked(self, queue: str) -> AmqpError:
+        text = (
+            f"cannot obtain exclusive access to locked {resource('queue', queue, self._host.name)}. It could be "
+            "originally declared on another connection or the exclusive property value does not match that of the "
+            "original declaration."
+        )
+        return amqp_error(ReplyCode.RESOURCE_LOCKED, text)
 
     # -- exchanges ------------------------------------------------------------------------------------------------
 
@@ -147,8 +159,7 @@ class Operations:
                 raise amqp_error(ReplyCode.NOT_FOUND, f"no {where}")
         else:
             self._demand(Operation.CONFIGURE, "exchange", name)
-            if not name:
-                raise amqp_error(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
+            self._demand_named(name)
             if kind not in set(ExchangeKind):
                 raise amqp_error(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
             arguments = parse_exchange_arguments(method.arguments, name, self._host.name, kind)
@@ -184,8 +195,7 @@ class Operations:
 
     async def _exchange_delete(self, channel: Channel, method: commands.Exchange.Delete) -> None:
         self._demand(Operation.CONFIGURE, "exchange", method.exchange)
-        if not method.exchange:
-            raise amqp_error(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        self._demand_named(method.exchange)
         if method.exchange.startswith("amq."):
             text = f"operation not permitted on exchange '{method.exchange}': its name has the reserved prefix 'amq.*'"
             raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
@@ -206,8 +216,8 @@ class Operations:
     def _binding(self, source: str, kind: DestinationKind, destination: str, method: Any) -> Binding:
         self._demand(Operation.WRITE, str(kind), destination)
         self._demand(Operation.READ, "exchange", source)
-        if not source or (kind is DestinationKind.EXCHANGE and not destination):
-            raise amqp_error(ReplyCode.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        self._demand_named(source)
+        self._demand_named(destination)
         found = self._host.router.exchange(source)
         if found is None:
             raise amqp_error(ReplyCode.NOT_FOUND, f"no {resource('exchange', source, self._host.name)}")
@@ -276,12 +286,7 @@ class Operations:
             )
             self._queue(channel, name)
             if (queue.owner is not None) != method.exclusive:
-                text = (
-                    f"cannot obtain exclusive access to locked {resource('queue', name, host.name)}. It could be "
-                    "originally declared on another connection or the exclusive property value does not match that "
-                    "of the original declaration."
-                )
-                raise amqp_error(ReplyCode.RESOURCE_LOCKED, text)
+                raise self._locked(name)
             check_same_queue(
                 queue.arguments,
                 arguments.table,
@@ -309,32 +314,33 @@ class Operations:
             self._answer(channel, commands.Queue.DeclareOk, queue=method.queue, message_count=0, consumer_count=1)
 
     async def _queue_bind(self, channel: Channel, method: commands.Queue.Bind) -> None:
-        queue = self._queue(channel, method.queue)
+        self._demand_named(method.exchange)
+        queue = self._queue(channel, method.queue, Operation.WRITE)
         await self._host.bind(self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method))
         if not method.nowait:
             self._answer(channel, commands.Queue.BindOk)
 
     async def _queue_unbind(self, channel: Channel, method: commands.Queue.Unbind) -> None:
-        queue = self._queue(channel, method.queue)
+        self._demand_named(method.exchange)
+        queue = self._queue(channel, method.queue, Operation.WRITE)
         await self._host.unbind(self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method))
         self._answer(channel, commands.Queue.UnbindOk)
 
     async def _queue_purge(self, channel: Channel, method: commands.Queue.Purge) -> None:
-        queue = self._queue(channel, method.queue)
-        self._demand(Operation.READ, "queue", queue.name)
+        queue = self._queue(channel, method.queue, Operation.READ)
         count = queue.purge()
         if not method.nowait:
             self._answer(channel, commands.Queue.PurgeOk, message_count=count)
 
     async def _queue_delete(self, channel: Channel, method: commands.Queue.Delete) -> None:
-        if (method.queue or channel.last_queue) not in self._host.queues:
+        name = self._queue_name(channel, method.queue)
+        if name not in self._host.queues:
             # Deleting what is not there succeeds, as in RabbitMQ.
-            self._demand(Operation.CONFIGURE, "queue", method.queue or channel.last_queue)
+            self._demand(Operation.CONFIGURE, "queue", name)
             if not method.nowait:
                 self._answer(channel, commands.Queue.DeleteOk)
             return
-        queue = self._queue(channel, method.queue)
-        self._demand(Operation.CONFIGURE, "queue", queue.name)
+        queue = self._queue(channel, name, Operation.CONFIGURE)
         where = resource("queue", queue.name, self._host.name)
         if method.if_unused and queue.consumers:
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"{where} in use")
@@ -363,8 +369,7 @@ class Operations:
         if method.queue == REPLY_TO:
             self._consume_replies(channel, method)
             return
-        queue = self._queue(channel, method.queue)
-        self._demand(Operation.READ, "queue", queue.name)
+        queue = self._queue(channel, method.queue, Operation.READ)
         where = resource("queue", queue.name, self._host.name)
         arguments = parse_consumer_arguments(method.arguments, queue.name, self._host.name)
         if arguments.stream_offset is not None or arguments.filter is not None or arguments.stream_filter:
@@ -442,8 +447,7 @@ class Operations:
             await self._host.delete_queue(queue)
 
     async def _basic_get(self, channel: Channel, method: commands.Basic.Get) -> None:
-        queue = self._queue(channel, method.queue)
-        self._demand(Operation.READ, "queue", queue.name)
+        queue = self._queue(channel, method.queue, Operation.READ)
         self._broker.touch(queue)
         stretch = queue.get()
         if stretch is None and queue.ready_count:

@@ -4,7 +4,7 @@ The bytes of a method frame (exchange, key, flags) are the key of a cache whose 
 publishes cost one look-up. Properties are scanned, not parsed; only what may concern the broker is decoded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ from headrace.core_log.errors import SequenceRefused
 from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Producer, Protocol
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
-from headrace.gateways.amqp.errors import ReplyCode, amqp_error
+from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp
 from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, encode_return
 from headrace.gateways.amqp.methods import Publish, decode_publish
@@ -41,8 +41,8 @@ def _scan_cached(props: bytes) -> PropertyScan:
 class _Resolved:
     publish: Publish
     target: Target
-    # The user's rights were checked at this version of the user.
-    rights: int
+    # The user's rights were checked at this version of the user; None for one who is gone.
+    rights: int | None
 
     @property
     def answers(self) -> bool:
@@ -80,7 +80,7 @@ class Publisher:
         self.frame_max = 131_072
 
     def publish(self, channel: Channel, run: PublishRun) -> None:
-        """Take one run. Raises AmqpError (soft or hard) for what is not allowed; nothing of the run is kept then."""
+        """Take one run. Raises AmqpError (soft or hard) for what is not allowed; what stands before it is kept."""
         resolved = self._resolve(run.method_payload)
         for first, last, scan in _groups(run.properties):
             if scan.interesting:
@@ -97,7 +97,8 @@ class Publisher:
 
     def _resolve(self, payload: bytes) -> _Resolved:
         resolved = self._targets.get(payload)
-        version = self._broker.metadata.snapshot.users[self._user].version if resolved else 0
+        user = self._broker.metadata.snapshot.users.get(self._user)
+        version = user.version if user is not None else None
         if resolved is not None and resolved.rights == version and self._host.is_current(resolved.target):
             return resolved
         publish = decode_publish(payload)
@@ -112,7 +113,7 @@ class Publisher:
             text = f"cannot publish to internal exchange '{publish.exchange}' in vhost '{self._host.name}'"
             raise amqp_error(ReplyCode.ACCESS_REFUSED, text, *_PUBLISH_IDS)
         target = self._host.target(publish.exchange, publish.routing_key_bytes, [publish.routing_key])
-        resolved = _Resolved(publish, target, self._broker.metadata.snapshot.users[self._user].version)
+        resolved = _Resolved(publish, target, version)
         if not target.route.reads_message:
             if len(self._targets) >= TARGETS_MAX:
                 self._targets.clear()
@@ -426,19 +427,33 @@ def _tell(confirm: Confirm | None, outcome: Outcome) -> None:
         confirm.outcome = outcome
 
 
-def _groups(props: Sequence[bytes]) -> Sequence[tuple[int, int, PropertyScan]]:
-    """Neighbours whose scans are equal, so that they can be appended as one run."""
+def _groups(props: Sequence[bytes]) -> Iterable[tuple[int, int, PropertyScan]]:
+    """Neighbours whose scans are equal, so that they can be appended as one run.
+
+    What stands before properties that cannot be read is given out before those are refused.
+    """
     first = props[0]
     count = len(props)
     if props[-1] is first and props.count(first) == count:
-        return [(0, count, _scan_cached(first))]
+        return ((0, count, _scan_cached(first)),)
     groups: list[tuple[int, int, PropertyScan]] = []
     start = 0
     scan = properties.scan(first)
     for index in range(1, count):
-        other = properties.scan(props[index])
+        try:
+            other = properties.scan(props[index])
+        except AmqpError as error:
+            groups.append((start, index, scan))
+            return _then_raise(groups, error)
         if other is not scan and other != scan:
             groups.append((start, index, scan))
             start, scan = index, other
     groups.append((start, count, scan))
     return groups
+
+
+def _then_raise(
+    groups: Sequence[tuple[int, int, PropertyScan]], error: AmqpError
+) -> Iterator[tuple[int, int, PropertyScan]]:
+    yield from groups
+    raise error

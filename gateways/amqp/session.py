@@ -195,13 +195,16 @@ class Session:
             try:
                 await self._take(event)
                 self.door.in_turn = False
-            except AmqpError as error:
-                self.door.in_turn = False
-                await self._fail(event.channel if not isinstance(event, Heartbeat) else 0, error)
             except HeadraceError as error:
                 self.door.in_turn = False
-                channel, about = (event.channel, event.method) if isinstance(event, MethodFrame) else (0, None)
-                await self._fail(channel, reply_to(error, *(ids(about) if about is not None else (0, 0))))
+                await self._fail(*_blamed(event, error))
+            except Ended:
+                raise
+            except Exception:
+                # Our mistake, whatever the client sent: it costs this connection, not the broker and not the others.
+                self.door.in_turn = False
+                _log.exception("connection closed: internal error", extra={"peer": self.peer[0], "user": self.user})
+                await self._fail(0, amqp_error(ReplyCode.INTERNAL_ERROR, "internal error, see the broker's log"))
         self.door.end_turn()
         if self._cutter.lost_sync:
             await self._say_goodbye()
@@ -508,3 +511,18 @@ class Session:
 
     def abort(self) -> None:
         self._scope.cancel()
+
+
+def _blamed(event: Event, error: HeadraceError) -> tuple[int, AmqpError]:
+    """The channel on which an error happened, and the error laid to the method that met it."""
+    match event:
+        case PublishRun():
+            return event.channel, reply_to(error, *ids(commands.Basic.Publish))
+        case Acks():
+            return event.channel, reply_to(error, *ids(commands.Basic.Ack))
+        case MethodFrame(channel=0) if isinstance(error, AmqpError):
+            return 0, error
+        case MethodFrame():
+            return event.channel, reply_to(error, *ids(event.method))
+        case Heartbeat() | Violation():
+            return 0, reply_to(error, 0, 0)

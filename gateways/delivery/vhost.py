@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from headrace.controller.changes import DeleteBinding, DeleteExchange, DeleteQueue, PutBinding, PutExchange, PutQueue
+from headrace.controller.changes import (
+    Change,
+    DeleteBinding,
+    DeleteExchange,
+    DeleteQueue,
+    PutBinding,
+    PutExchange,
+    PutQueue,
+)
 from headrace.controller.entities import Binding as BindingEntity
 from headrace.controller.entities import DestinationKind
 from headrace.controller.entities import Exchange as ExchangeEntity
@@ -120,6 +128,11 @@ class VirtualHost:
         else:
             self.router.bind_exchange(binding.source, binding.destination, binding.routing_key, binding.arguments)
 
+    async def _commit(self, change: Change) -> None:
+        """Not to be cancelled: what is in the store must be here too, whoever has left meanwhile."""
+        with trio.CancelScope(shield=True):
+            await self._broker.metadata.commit(change)
+
     # -- exchanges ----------------------------------------------------------------------------------------------
 
     async def declare_exchange(
@@ -143,7 +156,7 @@ class VirtualHost:
                 arguments=arguments,
             )
             if durable:
-                await self._broker.metadata.commit(PutExchange(entity))
+                await self._commit(PutExchange(entity))
             self._put_exchange(entity, durable=durable)
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
@@ -158,7 +171,7 @@ class VirtualHost:
     async def _remove_exchange(self, name: str, *, durable: bool) -> None:
         stream = self._streams.pop(name)
         if durable:
-            await self._broker.metadata.commit(DeleteExchange(self.name, name, stream))
+            await self._commit(DeleteExchange(self.name, name, stream))
         left_over = self.router.remove_exchange(name)
         self._broker.retire(stream)
         for other in left_over:
@@ -198,7 +211,7 @@ class VirtualHost:
             kept = durable and owner is None
             if kept:
                 view = metadata.new_view()
-                await metadata.commit(
+                await self._commit(
                     PutQueue(
                         QueueEntity(
                             vhost=self.name,
@@ -233,7 +246,7 @@ class VirtualHost:
                 return 0
             if queue.durable:
                 found = self._broker.metadata.snapshot.queues[self.name, queue.name]
-                await self._broker.metadata.commit(DeleteQueue(self.name, queue.name, found.view))
+                await self._commit(DeleteQueue(self.name, queue.name, found.view))
             return await self._drop_queue(queue)
 
     async def delete_owned(self, owner: object) -> None:
@@ -251,9 +264,10 @@ class VirtualHost:
             if not owned:
                 del self._owned[queue.owner]
         left_over = self.router.remove_queue(queue)
-        for consumer in list(queue.consumers):
+        for consumer in [*queue.consumers, *queue.readers]:
             consumer.cancel()
         queue.consumers.clear()
+        queue.readers.clear()
         self._broker.forget(queue)
         for exchange in left_over:
             await self._auto_delete_exchange(exchange)
@@ -266,7 +280,7 @@ class VirtualHost:
         async with self._topology:
             durable = self._check_ends(binding)
             if durable:
-                await self._broker.metadata.commit(PutBinding(binding))
+                await self._commit(PutBinding(binding))
             self._bind(binding)
 
     async def unbind(self, binding: BindingEntity) -> None:
@@ -276,7 +290,7 @@ class VirtualHost:
             durable = self._check_ends(binding)
             known = self._broker.metadata.snapshot.bindings_of(self.name, binding.source)
             if durable and binding.key in known:
-                await self._broker.metadata.commit(DeleteBinding(binding))
+                await self._commit(DeleteBinding(binding))
             source, key, arguments = binding.source, binding.routing_key, binding.arguments
             if binding.destination_kind is DestinationKind.QUEUE:
                 was_there = self.router.unbind_queue(source, self.queues[binding.destination], key, arguments)

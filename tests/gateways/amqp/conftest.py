@@ -6,6 +6,7 @@ against RabbitMQ itself; those that start, stop or look into our own are skipped
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests.running_broker import RunningBroker
 from .wire import Wire
 
 PEER = os.environ.get("AMQP_PEER", "")
+# For what RabbitMQ 3.10 does otherwise; the reason says how.
+unlike_rabbitmq = partial(pytest.mark.skipif, bool(PEER))
 
 
 class _Peer(RunningBroker):
