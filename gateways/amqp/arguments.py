@@ -159,6 +159,7 @@ class QueueArguments:
     dead_letter_strategy: DeadLetterStrategy | None = None
     single_active_consumer: bool = False
     delivery_limit: int | None = None  # -1: expressly without limit
+    consumer_timeout_ms: int | None = None
     max_age_ms: int | None = None
     max_segment_bytes: int | None = None
     filter_size_bytes: int | None = None
@@ -414,6 +415,7 @@ _QUEUE: dict[str, tuple[str, Check]] = {
     "x-dead-letter-strategy": ("dead_letter_strategy", _one_of(DeadLetterStrategy)),
     "x-single-active-consumer": ("single_active_consumer", _boolean),
     "x-delivery-limit": ("delivery_limit", _at_least(-1)),
+    "x-consumer-timeout": ("consumer_timeout_ms", _at_least(1)),
     "x-max-age": ("max_age_ms", _age_ms),
     "x-stream-max-segment-size-bytes": ("max_segment_bytes", _at_least(0)),
     "x-stream-filter-size-bytes": ("filter_size_bytes", _at_least(16, 255)),
@@ -470,6 +472,7 @@ _NOT_FOR_STREAM = frozenset(
         "x-dead-letter-strategy",
         "x-single-active-consumer",
         "x-delivery-limit",
+        "x-consumer-timeout",
         "x-dispatch",
         "x-filter-unmatched",
         "x-queue-mode",

@@ -26,14 +26,18 @@ _first_tag = attrgetter("tag")
 class Held:
     """Deliveries tag..tag+count-1 of one stretch, not yet settled."""
 
-    __slots__ = ("consumer", "queue", "stretch", "tag")
+    __slots__ = ("consumer", "queue", "since_s", "stretch", "tag")
 
-    def __init__(self, tag: int, queue: Queue, stretch: Stretch, consumer: "HeldBy | None") -> None:
+    def __init__(
+        self, tag: int, queue: Queue, stretch: Stretch, consumer: "HeldBy | None", since_s: float | None = None
+    ) -> None:
         self.tag = tag
         self.queue = queue
         self.stretch = stretch
         # Who got it; None for basic.get.
         self.consumer = consumer
+        # When it was first looked at by `overdue`: asking the clock for each delivery would cost more.
+        self.since_s = since_s
 
 
 class HeldBy:
@@ -148,7 +152,7 @@ class Channel:
         before = tag - run.tag
         if before:
             ahead = stretch.split(before)
-            held.insert(place, Held(run.tag, run.queue, ahead, run.consumer))
+            held.insert(place, Held(run.tag, run.queue, ahead, run.consumer, run.since_s))
             place += 1
         one = stretch.split(1) if stretch.count > 1 else stretch
         if one is stretch:
@@ -176,6 +180,21 @@ class Channel:
         self._held.clear()
         self._front = 0
         return released
+
+    def overdue(self, now_s: float, timeout_s: float) -> Held | None:
+        """A delivery that has been held for too long: for the timeout of its queue, else for this one (0: for ever).
+
+        Counted from the first look at it, so that nobody is timed out early.
+        """
+        for one in self._held[self._front :]:
+            if one.since_s is None:
+                one.since_s = now_s
+                continue
+            own_ms = one.queue.settings.consumer_timeout_ms
+            limit_s = timeout_s if own_ms is None else own_ms / 1000
+            if limit_s and now_s - one.since_s >= limit_s:
+                return one
+        return None
 
     def _count_off(self, run: Held, count: int) -> None:
         if run.consumer is not None:

@@ -14,6 +14,8 @@ class AmqpConfig:
     write_buffer_bytes: int = 1024 * 1024
     read_bytes_max: int = 256 * 1024
     consumers_per_channel_max: int = 1000
+    # How long a client may hold a delivery without settling it, where the queue does not say; 0: as long as it likes.
+    consumer_timeout_ms: int = 1_800_000
     # Off on loopback: a clear-text password to anybody else must be asked for.
     allow_plaintext_auth: bool = False
 
@@ -24,3 +26,5 @@ class AmqpConfig:
             raise ValueError(f"channel_max must be 1 to 65535, not {self.channel_max}")
         if not 0 <= self.heartbeat_s <= 65535:
             raise ValueError(f"heartbeat_s must be 0 to 65535, not {self.heartbeat_s}")
+        if self.consumer_timeout_ms < 0:
+            raise ValueError(f"consumer_timeout_ms must be 0 (off) or more, not {self.consumer_timeout_ms}")

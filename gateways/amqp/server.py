@@ -14,6 +14,9 @@ from headrace.gateways.delivery.broker import Broker
 
 _log = logging.getLogger(__name__)
 
+# How often deliveries that nobody settles are looked for, with timeouts of minutes; RabbitMQ does so once a minute.
+DELIVERIES_PERIOD_S = 15.0
+
 
 class AmqpDoor:
     name = "amqp"
@@ -95,12 +98,24 @@ class AmqpDoor:
                 self._empty.set()
 
     async def _beat(self) -> None:
+        """Heartbeats by a sweep: for 5,000 sessions 1 ms a second, as much as timers of their own would take, which
+        would besides wake the loop for each."""
+        clock = self.broker.env.clock
+        deliveries_due = 0.0
         while True:
-            await self.broker.env.clock.sleep(1)
-            now = self.broker.env.clock.monotonic()
+            await clock.sleep(1)
+            now = clock.monotonic()
             for session in list(self.sessions):
                 session.beat(now)
+            if now >= deliveries_due:
+                deliveries_due = now + self._deliveries_period_s()
+                for session in list(self.sessions):
+                    session.check_deliveries(now)
             self.end_turn()
+
+    def _deliveries_period_s(self) -> float:
+        timeout_s = self.config.consumer_timeout_ms / 1000
+        return min(timeout_s / 4, DELIVERIES_PERIOD_S) if timeout_s else DELIVERIES_PERIOD_S
 
     # -- flushing -----------------------------------------------------------------------------------------------------
 

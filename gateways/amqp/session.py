@@ -100,6 +100,9 @@ class Session:
         self._publisher: Publisher | None = None
         self._closing = False
         self._closed_in_turn: set[int] = set()
+        # True while the frames of a read are being worked through, also while one of them waits.
+        self._turning = False
+        self._nursery: trio.Nursery | None = None
         self._expected: type[Method] | None = commands.Connection.StartOk
         self._scope = trio.CancelScope()
 
@@ -115,6 +118,7 @@ class Session:
         with self._scope:
             try:
                 async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
                     nursery.start_soon(self.outbox.run)
                     try:
                         with trio.fail_after(self._config.handshake_s):
@@ -188,6 +192,7 @@ class Session:
             return data
 
     async def _turn(self, data: bytes) -> None:
+        self._turning = True
         self._closed_in_turn.clear()
         for event in self._cutter.receive(data):
             if self._closed_in_turn and self._is_void(event):
@@ -206,6 +211,7 @@ class Session:
                 _log.exception("connection closed: internal error", extra={"peer": self.peer[0], "user": self.user})
                 await self._fail(0, amqp_error(ReplyCode.INTERNAL_ERROR, "internal error, see the broker's log"))
         self.door.end_turn()
+        self._turning = False
         if self._cutter.lost_sync:
             await self._say_goodbye()
 
@@ -494,6 +500,29 @@ class Session:
         elif self._silent_s >= max(1, self.heartbeat_s // 2):
             self.outbox.put(HEARTBEAT_FRAME)
             self._silent_s = 0
+
+    def check_deliveries(self, now: float) -> None:
+        """Now and then: close channels whose client has sat on a delivery for too long."""
+        if self._operations is None or self._closing or self._turning:
+            return
+        timeout_ms = self._config.consumer_timeout_ms
+        for channel in self.channels.values():
+            held = channel.overdue(now, timeout_ms / 1000)
+            if held is not None:
+                assert self._nursery is not None
+                own_ms = held.queue.settings.consumer_timeout_ms
+                self._nursery.start_soon(self._time_out, channel, timeout_ms if own_ms is None else own_ms)
+
+    async def _time_out(self, channel: Channel, timeout_ms: int) -> None:
+        if self._turning or self.channels.get(channel.number) is not channel:
+            # It is looked at again.
+            return
+        text = (
+            f"delivery acknowledgement on channel {channel.number} timed out. Timeout value used: {timeout_ms} ms. "
+            "This timeout value can be configured, see docs/configuration.md"
+        )
+        await self._fail(channel.number, amqp_error(ReplyCode.PRECONDITION_FAILED, text))
+        self.door.end_turn()
 
     async def shut(self, reason: str) -> None:
         """The broker stops: tell the client and give it a moment to answer."""

@@ -28,6 +28,7 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         dead_letter_exchange=_text(asked.dead_letter_exchange, policy.get("dead-letter-exchange")),
         dead_letter_routing_key=_text(asked.dead_letter_routing_key, policy.get("dead-letter-routing-key")),
         delivery_limit=_delivery_limit(asked, policy),
+        consumer_timeout_ms=_lower(asked.consumer_timeout_ms, policy.get("consumer-timeout")),
         single_active_consumer=asked.single_active_consumer,
         committed_dispatch=asked.dispatch == "committed",
         stream=asked.queue_type is QueueType.STREAM,

@@ -57,6 +57,8 @@ class QueueSettings:
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     delivery_limit: int | None = None
+    # How long a consumer may keep a delivery without settling it; None: as long as the door allows.
+    consumer_timeout_ms: int | None = None
     single_active_consumer: bool = False
     committed_dispatch: bool = False
     stream: bool = False
