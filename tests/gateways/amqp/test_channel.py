@@ -186,3 +186,38 @@ def test_every_publish_is_told_once_in_order_and_never_across_one_that_waits(
         assert len(told) == sum(one.count for one in confirms[:waiting])
         assert channel.unconfirmed == tag - len(told)
     assert told == outcomes
+
+
+@dataclass(frozen=True)
+class Patience:
+    """As much of a queue as a look for overdue deliveries needs."""
+
+    consumer_timeout_ms: int | None = None
+
+    @property
+    def settings(self) -> "Patience":
+        return self
+
+
+def test_delivery_is_overdue_once_it_was_held_for_the_timeout_since_it_was_first_seen() -> None:
+    channel = Channel(1)
+    channel.hold(cast(Queue, Patience()), stretch_of(0, 3), None)
+    assert [channel.overdue(now, 10) for now in (100.0, 105.0, 109.9)] == [None] * 3
+    found = channel.overdue(110.0, 10)
+    assert found is not None and found.tag == 1
+    channel.release(2, False)
+    found = channel.overdue(110.0, 10)
+    assert found is not None and found.tag == 1, "the rest of a split run has waited as long"
+    channel.release(0, True)
+    assert channel.overdue(200.0, 10) is None
+
+
+def test_the_queues_own_timeout_wins_and_zero_is_for_ever() -> None:
+    channel = Channel(1)
+    channel.hold(cast(Queue, Patience()), stretch_of(0, 1), None)
+    channel.hold(cast(Queue, Patience(2000)), stretch_of(1, 1), None)
+    assert channel.overdue(0.0, 0) is None
+    found = channel.overdue(2.0, 0)
+    assert found is not None and found.tag == 2
+    channel.release(2, False)
+    assert channel.overdue(1e9, 0) is None
