@@ -10,6 +10,7 @@ import trio
 from headrace import cli, node
 from headrace.config import Config
 from headrace.core_log.directory import LogDirectory
+from headrace.core_log.env import Env
 from headrace.kinds import Address
 
 
@@ -41,10 +42,12 @@ class EchoDoor:
             await stream.send_all(data)
 
 
-def build_doors(config: Config, log: LogDirectory) -> list[node.Door]:
-    return [EchoDoor()]
+async def open_delivery(
+    config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery
+) -> node.Delivery:
+    return node.Delivery([EchoDoor()], trio.lowlevel.checkpoint)
 
 
 if __name__ == "__main__":
-    node.build_doors = build_doors
+    node.open_delivery = open_delivery
     cli.main()
