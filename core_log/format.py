@@ -422,11 +422,14 @@ class Columns(NamedTuple):
     values: memoryview
 
 
-def decode_columns(data: bytes | memoryview, position: int, header: BatchHeader) -> Columns:
-    """Cut a batch into columns. The hash must have been checked; a lie inside raises CorruptLog all the same."""
+def decode_columns(data: bytes | memoryview, position: int, header: BatchHeader, *, blobs: bool = True) -> Columns:
+    """Cut a batch into columns. The hash must have been checked; a lie inside raises CorruptLog all the same.
+
+    Without blobs, the blob block is not unpacked: keys, properties, header and tag texts and values are empty.
+    """
     _refuse_unknown(header)
     try:
-        return _decode_columns(data, position, header)
+        return _decode_columns(data, position, header, blobs)
     except (struct.error, ValueError, IndexError, OverflowError, lz4.block.LZ4BlockError) as error:
         raise CorruptLog("batch", position, header.base_offset, f"columns do not add up ({error})") from error
 
@@ -439,12 +442,14 @@ def _refuse_unknown(header: BatchHeader) -> None:
         )
 
 
-def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader) -> Columns:
+def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader, blobs: bool) -> Columns:
     view = memoryview(data)
     start = position + HEADER_SIZE + header.summary_size
     fixed = _block(view[start : start + header.fixed_stored], header.fixed_size, header.codec)
     start += header.fixed_stored
-    blob = _block(view[start : start + header.blob_stored], header.blob_size, header.codec)
+    blob = memoryview(b"")
+    if blobs:
+        blob = _block(view[start : start + header.blob_stored], header.blob_size, header.codec)
     count = header.record_count
     if not 0 < count <= header.span:
         raise ValueError(f"{count} records for {header.span} offsets")
@@ -543,7 +548,7 @@ def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader
     pieces = [blob[low:high] for low, high in pairwise(bounds)]
     tag_texts = []
     place = 0
-    for size in text_sizes:
+    for size in text_sizes if blobs else ():
         tag_texts.append(str(pieces[4][place : place + size], "utf-8"))
         place += size
     return Columns(
