@@ -13,10 +13,12 @@ from headrace.kinds import (
     Choice,
     Count,
     FilePath,
+    Flag,
     Kind,
     Listen,
     Milliseconds,
     Seconds,
+    Share,
     Size,
     Text,
 )
@@ -111,6 +113,45 @@ def test_text_is_refused_when_it_is_empty_or_no_text(kind: Kind, raw: object) ->
         kind.read(raw)
 
 
+def test_count_without_limit_is_a_word_where_it_is_allowed() -> None:
+    assert Count(0, 10, unlimited=True).read("unlimited") is None
+    assert Count(0, 10, unlimited=True).show(None) == "unlimited"
+    with pytest.raises(ValueError):
+        Count(0, 10).read("unlimited")
+
+
+@pytest.mark.parametrize(("raw", "flag"), [(True, True), (False, False), ("true", True), ("false", False)])
+def test_flag_is_true_or_false(raw: object, flag: bool) -> None:
+    assert Flag().read(raw) is flag
+    assert Flag().read(Flag().show(flag)) is flag
+
+
+@pytest.mark.parametrize("raw", [0, 1, "yes", "True", "", None])
+def test_flag_is_nothing_else(raw: object) -> None:
+    with pytest.raises(ValueError):
+        Flag().read(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "share"), [(0.6, 0.6), ("0.6", 0.6), ("60%", 0.6), ("62.5 %", 0.625), (1, 1.0), (0, 0)]
+)
+def test_share_is_a_fraction_or_a_percentage(raw: object, share: float) -> None:
+    assert Share(0, 1).read(raw) == share
+    assert Share(0, 1).read(Share(0, 1).show(share)) == share
+
+
+@pytest.mark.parametrize("raw", [60, "101%", -0.1, True, "x", "0,6", 1e-12, "", None])
+def test_share_outside_its_range_is_refused(raw: object) -> None:
+    with pytest.raises(ValueError):
+        Share(0, 1).read(raw)
+
+
+def test_path_may_be_none_where_that_is_allowed() -> None:
+    assert FilePath(maybe=True).read("none") is None
+    assert FilePath(maybe=True).show(None) == "none"
+    assert str(FilePath().read("none")) == "none"
+
+
 @given(st.integers(0, 2**63))
 def test_shown_size_reads_back_as_itself(count: int) -> None:
     assert ANY_SIZE.read(ANY_SIZE.show(count)) == count
@@ -134,7 +175,9 @@ def test_shown_address_reads_back_as_itself(host: object, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [ANY_SIZE, ANY_DURATION, Seconds(0, 9), Count(0, 9), Listen(), Text(), FilePath()], ids=str
+    "kind",
+    [ANY_SIZE, ANY_DURATION, Seconds(0, 9), Count(0, 9), Listen(), Text(), FilePath(), Flag(), Share(0, 1)],
+    ids=str,
 )
 @given(raw=st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.booleans(), st.none()))
 def test_whatever_comes_is_read_or_refused(kind: Kind, raw: object) -> None:

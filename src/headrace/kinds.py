@@ -29,7 +29,9 @@ _SIZE_UNITS = {
 }
 _DURATION_UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)\s?([A-Za-z]*)")
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s?(%?)", re.ASCII)
 _UNLIMITED = "unlimited"
+_NONE = "none"
 
 
 class Kind(Protocol):
@@ -68,15 +70,21 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class FilePath:
-    expected: str = "a path"
+    """With `maybe`, also `none`."""
 
-    def read(self, raw: object) -> Path:
+    maybe: bool = False
+
+    @property
+    def expected(self) -> str:
+        return f'a path, or "{_NONE}"' if self.maybe else "a path"
+
+    def read(self, raw: object) -> Path | None:
         if not isinstance(raw, str) or not raw or "\0" in raw:
             raise ValueError
-        return Path(raw)
+        return None if self.maybe and raw == _NONE else Path(raw)
 
     def show(self, value: Any) -> str:
-        return str(value)
+        return _NONE if value is None else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +108,16 @@ class Choice:
 class Count:
     at_least: int
     at_most: int
+    unlimited: bool = False
 
     @property
     def expected(self) -> str:
-        return f"a whole number from {self.at_least} to {self.at_most}"
+        unlimited = f', or "{_UNLIMITED}"' if self.unlimited else ""
+        return f"a whole number from {self.at_least} to {self.at_most}{unlimited}"
 
-    def read(self, raw: object) -> int:
+    def read(self, raw: object) -> int | None:
+        if self.unlimited and raw == _UNLIMITED:
+            return None
         if isinstance(raw, str) and re.fullmatch(r"[0-9]{1,20}", raw):
             raw = int(raw)
         # bool is an int to Python; to whoever wrote `handles_max = true` it is a slip.
@@ -114,7 +126,50 @@ class Count:
         return raw
 
     def show(self, value: Any) -> str:
-        return str(value)
+        return _UNLIMITED if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Yes or no; in the environment the words of TOML."""
+
+    expected: str = "true or false"
+
+    def read(self, raw: object) -> bool:
+        if isinstance(raw, str) and raw in ("true", "false"):
+            return raw == "true"
+        if not isinstance(raw, bool):
+            raise ValueError
+        return raw
+
+    def show(self, value: Any) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a whole: 0.6, or 60%."""
+
+    at_least: float
+    at_most: float
+
+    @property
+    def expected(self) -> str:
+        return f"a share such as 0.6 or 60%, from {self.show(self.at_least)} to {self.show(self.at_most)}"
+
+    def read(self, raw: object) -> float:
+        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+            raise ValueError
+        found = _SHARE.fullmatch(str(raw).strip())
+        if found is None:
+            raise ValueError
+        share = float(Decimal(found[1]) / (100 if found[2] else 1))
+        if not self.at_least <= share <= self.at_most:
+            raise ValueError
+        return share
+
+    def show(self, value: Any) -> str:
+        return f"{value:g}"
 
 
 @dataclass(frozen=True, slots=True)
