@@ -1,5 +1,6 @@
 """Sections join by one line; what is given wins in order; every problem is told at once, with where and what."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.kinds import Choice, Count, Text
-from headrace.settings import Change, ConfigError, changes, load, section, setting, settings_of, tables
+from headrace.settings import Change, ConfigError, changes, load, parsed, section, setting, settings_of, tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,25 @@ class Miller:
     stones: int = setting(Count(1, 9), "how many at once", 1)
 
 
+def parse_law(document: Mapping[str, object]) -> tuple[str, ...]:
+    """Of another room: it reads `[[rights]]`, and of `[sluice]` what is no setting."""
+    sluice = document.get("sluice", {})
+    assert isinstance(sluice, dict)
+    for name in sluice:
+        if not name.startswith("owner_"):
+            raise ValueError(f"sluice.{name}: unknown field")
+    rights = document.get("rights", [])
+    if not isinstance(rights, list):
+        raise ValueError("rights: expected a list of tables")
+    return (*sorted(sluice), *(str(one["of"]) for one in rights))
+
+
 @dataclass(frozen=True, slots=True)
 class River:
     mill: Mill = section(Mill)
     sluice: Sluice = section(Sluice)
     millers: tuple[Miller, ...] = tables(Miller)
+    law: tuple[str, ...] = parsed(("sluice", "rights"), parse_law)
 
 
 def river(tmp_path: Path, text: str = "", environ: dict[str, str] | None = None, **flags: str) -> River:
@@ -76,7 +91,7 @@ def test_list_of_tables_keeps_its_order_and_its_defaults(tmp_path: Path) -> None
     ("text", "problem"),
     [
         ("[mil]\nstones = 1", "river.toml: [mil]: unknown section, did you mean mill?"),
-        ("[zzzz]", "river.toml: [zzzz]: unknown section; known here: mill, millers, sluice"),
+        ("[zzzz]", "river.toml: [zzzz]: unknown section; known here: mill, millers, rights, sluice"),
         ("[mill]\nstone = 1", "river.toml: [mill]: unknown key stone, did you mean stones?"),
         ("[mill]\ngates = 1", "river.toml: [mill]: unknown key gates, did you mean it under [sluice]?"),
         ("[mill]\nstones = 0", "river.toml: [mill] stones: expected a whole number from 1 to 9, got 0"),
@@ -88,7 +103,7 @@ def test_list_of_tables_keeps_its_order_and_its_defaults(tmp_path: Path) -> None
         ("[[millers]]\nstones=1", "river.toml: [[millers]] number 1: name is missing: expected text"),
         ("[[millers]]\nname='a'\nston=1", "river.toml: [[millers]] number 1: unknown key ston, did you mean stones?"),
         ("[sluice]\npassword = 5", "river.toml: [sluice] password: expected text, got '***'"),
-        ('"a\\nb" = 1', "river.toml: [a\\nb]: unknown section; known here: mill, millers, sluice"),
+        ('"a\\nb" = 1', "river.toml: [a\\nb]: unknown section; known here: mill, millers, rights, sluice"),
     ],
 )
 def test_problem_in_the_file_says_where_and_what_was_expected(tmp_path: Path, text: str, problem: str) -> None:
@@ -152,3 +167,22 @@ def test_changes_name_what_differs_and_whether_it_is_live_and_hide_secrets() -> 
 def test_every_setting_knows_its_names() -> None:
     first = next(settings_of(River))
     assert (first.name, first.variable, first.flag) == ("mill.stones", "HEADRACE_MILL__STONES", "--stones")
+
+
+def test_what_another_room_parses_is_handed_to_it_without_the_settings_beside_it(tmp_path: Path) -> None:
+    got = river(tmp_path, '[sluice]\ngates = 3\nowner_ann = "both"\n[[rights]]\nof = "way"\n[[rights]]\nof = "water"\n')
+    assert got.sluice.gates == 3
+    assert got.law == ("owner_ann", "way", "water")
+
+
+def test_problem_that_another_room_finds_is_told_with_the_file_and_all_others(tmp_path: Path) -> None:
+    assert problems(tmp_path, "rights = 1\n[mill]\nstones = 0\n") == [
+        "river.toml: [mill] stones: expected a whole number from 1 to 9, got 0",
+        "river.toml: rights: expected a list of tables",
+    ]
+    assert problems(tmp_path, "[sluice]\ngatess = 2\n") == ["river.toml: sluice.gatess: unknown field"]
+
+
+def test_what_another_room_parses_stands_in_the_file_only(tmp_path: Path) -> None:
+    expected = "environment: HEADRACE_RIGHTS__OF: a list of tables can only be given in the file"
+    assert problems(tmp_path, "", {"HEADRACE_RIGHTS__OF": "way"}) == [expected]

@@ -1,8 +1,8 @@
 """How settings are declared, and how a file, the environment and flags become one frozen value. Driver: reads one file.
 
 A section is a frozen dataclass whose fields are made by `setting`; the root (config.py) is a frozen dataclass whose
-fields are made by `section` (one table, `[storage]`) or `tables` (a list of tables, `[[users]]`). That is the whole
-registry: a room's section joins by one line in the root.
+fields are made by `section` (one table, `[storage]`), `tables` (a list of tables, `[[nodes]]`) or `parsed` (tables that
+a room reads by its own rules). That is the whole registry: a room's section joins by one line in the root.
 
     later wins:  defaults  <  TOML file  <  environment HEADRACE_<SECTION>__<KEY>  <  flags
 
@@ -13,7 +13,7 @@ Neighbours: kinds.py reads one value; config.py lists our sections.
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,6 +81,12 @@ def tables(of: type) -> Any:
     return dataclasses.field(default=(), kw_only=True, metadata={"tables": of})
 
 
+def parsed(names: tuple[str, ...], by: Callable[[Mapping[str, object]], object]) -> Any:
+    """Tables that `by` makes one value of; it raises ValueError, with the name of the field first. Keys that a section
+    of the same name declares are the section's, the rest is the parser's. Without a file, `by` gets nothing."""
+    return dataclasses.field(default_factory=lambda: by({}), kw_only=True, metadata={"parsed": (names, by)})
+
+
 def settings_of(root: type) -> Iterator[Setting]:
     """Every key of every section, in the order of declaration; the keys of lists of tables are not among them."""
     for name, table in _sections(root).items():
@@ -91,18 +97,19 @@ def load(root: type[_Root], path: Path | None, environ: Mapping[str, str], overr
     """The root, from the file, the environment and the overrides (by name: `doors.amqp`), or ConfigError."""
     problems: list[str] = []
     values: dict[str, dict[str, object]] = {name: {} for name in _sections(root)}
-    lists: dict[str, tuple[object, ...]] = {}
+    whole: dict[str, object] = {}
     if path is not None:
-        _take_file(root, path, values, lists, problems)
+        _take_file(root, path, values, whole, problems)
     _take_environment(root, environ, values, problems)
     _take_overrides(root, overrides, values, problems)
     if problems:
         raise ConfigError(problems)
-    return root(**{name: of(**values[name]) for name, of in _sections(root).items()}, **lists)
+    return root(**{name: of(**values[name]) for name, of in _sections(root).items()}, **whole)
 
 
 def changes(root: type[_Root], old: _Root, new: _Root) -> Iterator[Change]:
-    """What differs, as text and without secrets; a list of tables is told by its length only."""
+    """What differs, as text and without secrets; a list of tables is told by its length only, and what a room parses
+    by that room."""
     for one in settings_of(root):
         before, after = (getattr(getattr(config, one.section), one.key) for config in (old, new))
         if before != after:
@@ -122,6 +129,10 @@ def _lists(root: Any) -> dict[str, Any]:
     return {f.name: f.metadata["tables"] for f in dataclasses.fields(root) if "tables" in f.metadata}
 
 
+def _parsed(root: Any) -> dict[str, tuple[tuple[str, ...], Any]]:
+    return {f.name: f.metadata["parsed"] for f in dataclasses.fields(root) if "parsed" in f.metadata}
+
+
 def _declared(section_name: str, table: Any) -> dict[str, Setting]:
     found = {}
     for field in dataclasses.fields(table):
@@ -131,12 +142,9 @@ def _declared(section_name: str, table: Any) -> dict[str, Setting]:
 
 
 def _take_file(
-    root: type,
-    path: Path,
-    values: dict[str, dict[str, object]],
-    lists: dict[str, tuple[object, ...]],
-    problems: list[str],
+    root: type, path: Path, values: dict[str, dict[str, object]], whole: dict[str, object], problems: list[str]
 ) -> None:
+    """`values`: by section; `whole`: lists of tables, and what others parse, by field of the root."""
     try:
         document = tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
@@ -146,23 +154,35 @@ def _take_file(
         problems.append(f"{path}: not TOML: {error}")
         return
     sections, list_tables = _sections(root), _lists(root)
+    foreign: dict[str, object] = {name: None for names, _ in _parsed(root).values() for name in names}
     for name, content in document.items():
         where = f"{path}: [{printable(name)}]"
-        if name in sections:
+        if name in foreign and not (name in sections and isinstance(content, dict)):
+            foreign[name] = content
+        elif name in sections:
             if not isinstance(content, dict):
                 problems.append(f"{path}: {name}: expected a table [{name}], got {_got(name, content)}")
                 continue
+            if name in foreign:
+                declared = _declared(name, sections[name])
+                foreign[name] = {key: value for key, value in content.items() if key not in declared}
+                content = {key: value for key, value in content.items() if key in declared}
             values[name] |= _read_table(root, name, sections[name], content, where, problems)
         elif name in list_tables:
             if not isinstance(content, list) or not all(isinstance(table, dict) for table in content):
                 problems.append(f"{path}: {name}: expected tables [[{name}]], got {_got(name, content)}")
                 continue
-            lists[name] = tuple(
+            whole[name] = tuple(
                 _build(root, name, list_tables[name], table, f"{path}: [[{name}]] number {number}", problems)
                 for number, table in enumerate(content, 1)
             )
         else:
-            problems.append(f"{where}: unknown section{_nearest(name, (*sections, *list_tables))}")
+            problems.append(f"{where}: unknown section{_nearest(name, {*sections, *list_tables, *foreign})}")
+    for field, (names, by) in _parsed(root).items():
+        try:
+            whole[field] = by({name: foreign[name] for name in names if foreign[name] is not None})
+        except ValueError as error:
+            problems.append(f"{path}: {error}")
 
 
 def _build(root: type, name: str, of: Any, table: Mapping[str, object], where: str, problems: list[str]) -> object:
@@ -192,11 +212,14 @@ def _take_environment(
     root: type, environ: Mapping[str, str], values: dict[str, dict[str, object]], problems: list[str]
 ) -> None:
     by_variable = {one.variable: one for one in settings_of(root)}
+    only_in_file = {*_lists(root), *(name for names, _ in _parsed(root).values() for name in names)} - {
+        *_sections(root)
+    }
     for variable in sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX)):
         if variable in by_variable:
             one = by_variable[variable]
             _read(one, environ[variable], f"environment: {variable}", values[one.section], problems)
-        elif variable.removeprefix(ENVIRONMENT_PREFIX).partition("__")[0].lower() in _lists(root):
+        elif variable.removeprefix(ENVIRONMENT_PREFIX).partition("__")[0].lower() in only_in_file:
             problems.append(f"environment: {printable(variable)}: a list of tables can only be given in the file")
         else:
             nearest = _nearest(variable, by_variable)
