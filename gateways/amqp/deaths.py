@@ -1,76 +1,93 @@
 """x-death: how a dead-lettered message tells its story. Format; pure.
 
-One entry for each (queue, reason), the newest first: count, exchange, routing-keys, time, queue, reason and the
-expiration it had. x-first-death-* are set once, x-last-death-* each time, as in RabbitMQ. A message that comes back to
-a queue it died in, with no rejection on the way, is in a cycle and goes no further there.
+One entry for each (queue, reason), the newest first: count, reason, queue, time, exchange, routing-keys and the
+expiration it had, all but the count as they were at the first of those deaths. x-first-death-* are set once,
+x-last-death-* each time. With a dead-letter routing key the header CC goes, else its keys route again. A queue where
+the message died before, with no rejection since, would close a cycle and does not get it. All as in RabbitMQ.
 """
 
 from collections.abc import Sequence
 
 from headrace.gateways.amqp import properties
-from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp
-from headrace.gateways.delivery.broker import Death
+from headrace.gateways.amqp.fields import FieldTable, FieldValue, Int64, Timestamp
+from headrace.gateways.delivery.broker import Death, Stamped
 from headrace.gateways.delivery.queue import Reason
 
 
-def stamp(props: bytes, death: Death, targets: Sequence[str]) -> bytes | None:
-    """Properties with this death added, or None when every target would close a cycle."""
+def stamp(props: bytes, death: Death) -> Stamped:
+    """Properties with this death added, and where else they lead."""
     decoded = properties.decode(props)
     headers = decoded.headers or {}
-    deaths = [dict(one) for one in _deaths(headers)]
-    found = next((one for one in deaths if one.get("queue") == death.queue and one.get("reason") == death.reason), None)
-    time = Timestamp(death.time_us // 1_000_000)
-    keys = _keys(death, headers)
-    if found is None:
+    copies = _copies(headers)
+    known = headers.get("x-death")
+    queue = _text(death.queue.encode("utf-8", "surrogateescape"))
+    reason, exchange = str(death.reason), _text(death.exchange)
+    # What is no array was put there by a client and tells nothing.
+    deaths: list[FieldValue] = list(known) if isinstance(known, list) else []
+    place = next((at for at, one in enumerate(deaths) if _is_of(one, queue, reason)), None)
+    found: FieldTable
+    if place is None:
         found = {
-            "count": 1,
-            "reason": str(death.reason),
-            "queue": death.queue,
-            "time": time,
-            "exchange": death.exchange.decode("utf-8", "surrogateescape"),
-            "routing-keys": keys,
+            "count": Int64(1),
+            "reason": reason,
+            "queue": queue,
+            "time": Timestamp(death.time_us // 1_000_000),
+            "exchange": exchange,
+            "routing-keys": [_text(death.routing_key), *copies],
         }
         if decoded.expiration is not None:
-            found["original-expiration"] = decoded.expiration
+            found["original-expiration"] = _text(decoded.expiration.encode("utf-8", "surrogateescape"))
     else:
-        deaths.remove(found)
-        count = found.get("count")
-        found["count"] = (count if isinstance(count, int) else 0) + 1
-        found["time"] = time
+        before = deaths.pop(place)
+        assert isinstance(before, dict)
+        count = before.get("count")
+        found = before | {"count": Int64(count + 1 if isinstance(count, int) and 0 < count < 1 << 62 else 1)}
     deaths.insert(0, found)
-    if targets and all(_closes_cycle(deaths, target) for target in targets):
-        return None
     changes: dict[str, FieldValue] = {"x-death": deaths}
-    exchange = death.exchange.decode("utf-8", "surrogateescape")
-    for which in ("first", "last"):
-        if which == "first" and "x-first-death-queue" in headers:
-            continue
-        changes[f"x-{which}-death-exchange"] = exchange
-        changes[f"x-{which}-death-queue"] = death.queue
-        changes[f"x-{which}-death-reason"] = str(death.reason)
-    return properties.with_expiration(properties.with_headers(props, changes), None)
+    for which in ("last",) if "x-death" in headers else ("first", "last"):
+        changes |= {
+            f"x-{which}-death-exchange": exchange,
+            f"x-{which}-death-queue": queue,
+            f"x-{which}-death-reason": reason,
+        }
+    stamped = properties.with_expiration(properties.with_headers(props, changes), None)
+    if death.rerouted:
+        stamped = properties.without_header(stamped, "CC")
+    return Stamped(
+        properties=stamped,
+        copies=() if death.rerouted else [one for one in copies if isinstance(one, str)],
+        headers=lambda: properties.decode(stamped).headers,
+        cycling=_cycling(deaths),
+    )
 
 
-def _deaths(headers: FieldTable) -> list[FieldTable]:
-    found = headers.get("x-death")
-    if not isinstance(found, list):
-        return []
-    return [one for one in found if isinstance(one, dict)]
+def _text(raw: bytes) -> str | bytes:
+    """As a field value: names from clients need not be UTF-8."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw
 
 
-def _keys(death: Death, headers: FieldTable) -> list[FieldValue]:
-    keys: list[FieldValue] = [death.routing_key.decode("utf-8", "surrogateescape")]
-    copies = headers.get("CC")
-    if isinstance(copies, list):
-        keys += copies
-    return keys
+def _is_of(entry: FieldValue, queue: str | bytes, reason: str) -> bool:
+    return isinstance(entry, dict) and entry.get("queue") == queue and entry.get("reason") == reason
 
 
-def _closes_cycle(deaths: Sequence[FieldTable], target: str) -> bool:
-    """The message died in this queue before, and nobody rejected it since."""
+def _copies(headers: FieldTable) -> list[FieldValue]:
+    found = headers.get("CC")
+    return [one for one in found if isinstance(one, str | bytes)] if isinstance(found, list) else []
+
+
+def _cycling(deaths: Sequence[FieldValue]) -> frozenset[str]:
+    """The queues in which the message died before and was not rejected there or since."""
+    queues: set[str] = set()
     for one in deaths:
-        if one.get("reason") == Reason.REJECTED:
-            return False
-        if one.get("queue") == target:
-            return True
-    return False
+        if not isinstance(one, dict) or one.get("reason") == Reason.REJECTED:
+            # What is no table was put there by a client: no cycle that turns by itself.
+            break
+        queue = one.get("queue")
+        if isinstance(queue, str):
+            queues.add(queue)
+        elif isinstance(queue, bytes):
+            queues.add(queue.decode("utf-8", "surrogateescape"))
+    return frozenset(queues)

@@ -27,6 +27,7 @@ from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch
 from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason
+from headrace.gateways.delivery.routing import Fields
 from headrace.gateways.delivery.timers import Timers
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
 
@@ -50,10 +51,24 @@ class Death:
     exchange: bytes
     routing_key: bytes
     time_us: int
+    # The queue has a dead-letter routing key, which takes the place of all that the record came with.
+    rerouted: bool
 
 
-# How a protocol writes a death into its properties: (properties, death) -> new properties, or None to drop (a cycle).
-Stamp = Callable[[bytes, Death, Sequence[str]], bytes | None]
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """What a protocol makes of a record that died."""
+
+    properties: bytes
+    # Keys to route with besides the routing key.
+    copies: Sequence[str]
+    headers: Fields
+    # Names of queues that would close a cycle, and so do not get it.
+    cycling: frozenset[str]
+
+
+# How a protocol writes a death into its properties.
+Stamp = Callable[[bytes, Death], Stamped]
 
 
 class Broker:
@@ -420,39 +435,53 @@ class Broker:
     # -- dead letters -------------------------------------------------------------------------------------------
 
     def _dead_letter(self, host: VirtualHost, queue: Queue, stretch: Stretch, reason: Reason) -> None:
-        """Move records to the dead-letter exchange, or drop them; settled once the copy is safe."""
+        """Move records to the dead-letter exchange, or drop them; settled once the copy is safe.
+
+        Raises DiskFull; the stretch then holds what was not moved.
+        """
         exchange = queue.settings.dead_letter_exchange
         if exchange is None or host.router.exchange(exchange) is None:
             stretch.lane.settle(stretch.seq, stretch.count)
             self._note_change(queue)
             return
         batch = stretch.loaded()
-        now_us = self.env.clock.wall_us()
         name = self.exchange_names.get(stretch.source.stream_id, b"")
         while stretch.count:
-            one = stretch.split(1)
-            key = batch.keys[one.index]
-            new_key = (
-                key
-                if queue.settings.dead_letter_routing_key is None
-                else queue.settings.dead_letter_routing_key.encode()
+            index = stretch.index
+            target, properties = self._dead_target(
+                host, queue, exchange, reason, name, batch.keys[index], batch.properties[index]
             )
-            target = host.target(exchange, new_key, [new_key.decode("utf-8", "surrogateescape")])
-            death = Death(queue.name, reason, name, key, now_us)
-            properties = self._stamp(batch.properties[one.index], death, [other.name for other in target.queues])
-            if properties is None:
-                self.dropped_death_count += 1
-                one.lane.settle(one.seq, 1)
-                self._note_change(queue)
-                continue
-            attributes = batch.attributes.at(one.index)
-            reached = self.publish(target, [properties], [batch.values[one.index]], attributes=attributes)
-            self.dead_letter_count += 1
-            if reached is None or target.log is None:
-                one.lane.settle(one.seq, 1)
-                self._note_change(queue)
+            reached: int | None = None
+            if target is not None:
+                attributes = batch.attributes.at(index)
+                reached = self.publish(target, [properties], [batch.values[index]], attributes=attributes)
+                self.dead_letter_count += 1
+            one = stretch.split(1)
+            settle = _Settle(self, queue, one)
+            if reached is None or target is None or target.log is None:
+                settle()
             else:
-                target.log.when_committed(reached, _Settle(self, queue, one))
+                target.log.when_committed(reached, settle)
+
+    def _dead_target(
+        self, host: VirtualHost, queue: Queue, exchange: str, reason: Reason, name: bytes, key: bytes, properties: bytes
+    ) -> tuple[Target | None, bytes]:
+        """Where a dead record goes, and with what properties. No target: it would only go round in a cycle."""
+        settings = queue.settings
+        rerouted = settings.dead_letter_routing_key is not None
+        death = Death(queue.name, reason, name, key, self.env.clock.wall_us(), rerouted)
+        stamped = self._stamp(properties, death)
+        if settings.dead_letter_routing_key is not None:
+            key = settings.dead_letter_routing_key.encode("utf-8", "surrogateescape")
+        keys = [key.decode("utf-8", "surrogateescape"), *stamped.copies]
+        target = host.target(exchange, key, keys, stamped.headers)
+        left = tuple(other for other in target.queues if other.name not in stamped.cycling)
+        if len(left) < len(target.queues):
+            if not left:
+                self.dropped_death_count += 1
+                return None, b""
+            target = Target(exchange, key, target.route, target.log, left)
+        return target, stamped.properties
 
     def refuse(self, host: VirtualHost, queue: Queue, target: Target, properties: bytes, body: bytes) -> None:
         """A full queue refuses a publish; with reject-publish-dlx the message is dead-lettered, else it is gone."""
@@ -461,15 +490,9 @@ class Broker:
             return
         if host.router.exchange(exchange) is None:
             return
-        key = (
-            target.key
-            if queue.settings.dead_letter_routing_key is None
-            else queue.settings.dead_letter_routing_key.encode()
-        )
-        moved = host.target(exchange, key, [key.decode("utf-8", "surrogateescape")])
-        death = Death(queue.name, Reason.MAXLEN, target.exchange.encode(), target.key, self.env.clock.wall_us())
-        stamped = self._stamp(properties, death, [other.name for other in moved.queues])
-        if stamped is not None:
+        name = target.exchange.encode("utf-8", "surrogateescape")
+        moved, stamped = self._dead_target(host, queue, exchange, Reason.MAXLEN, name, target.key, properties)
+        if moved is not None:
             self.publish(moved, [stamped], [body], attributes=int(Protocol.AMQP) | PERSISTENT)
             self.dead_letter_count += 1
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from headrace.controller.table import EMPTY, Table
+from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_MASK, PRIORITY_SHIFT, RecordBatch
 from headrace.gateways.delivery.lane import Lane, Stretch, spans_of
@@ -82,7 +83,8 @@ class Consumer(Protocol):
         """The queue is gone."""
 
 
-# Records leave the queue for this reason: the receiver transfers them and settles them when that is safe.
+# Records leave the queue for this reason: the receiver transfers them and settles them when that is safe. If it raises
+# DiskFull, the stretch holds what was not transferred.
 Transfer = Callable[["Queue", Stretch, Reason], None]
 
 
@@ -200,9 +202,20 @@ class Queue:
                 count -= stretch.count
                 self.dropped_count += stretch.count
                 self._leave(stretch)
-                self._transfer(self, stretch, Reason.MAXLEN)
+                self._let_go(stretch, Reason.MAXLEN)
             if count <= 0:
                 return
+
+    def _let_go(self, stretch: Stretch, reason: Reason) -> None:
+        try:
+            self._transfer(self, stretch, reason)
+        except DiskFull:
+            # What found no room elsewhere stays here.
+            if stretch.count:
+                if self.settings.length_bytes_max is not None:
+                    self.byte_count += _byte_count(stretch)
+                stretch.lane.put_back(stretch)
+            raise
 
     def _leave(self, stretch: Stretch) -> None:
         if self.settings.length_bytes_max is not None:
@@ -355,7 +368,7 @@ class Queue:
 
     def reject(self, stretch: Stretch) -> None:
         """Rejected without requeue."""
-        self._transfer(self, stretch, Reason.REJECTED)
+        self._let_go(stretch, Reason.REJECTED)
         self._changed(self)
 
     def give_back(self, stretches: Iterable[Stretch], *, failed: bool = True) -> None:
@@ -364,7 +377,7 @@ class Queue:
         for stretch in stretches:
             self.returned_count += stretch.count
             if limit is not None and failed and stretch.failures >= limit:
-                self._transfer(self, stretch, Reason.DELIVERY_LIMIT)
+                self._let_go(stretch, Reason.DELIVERY_LIMIT)
                 continue
             if self.settings.length_bytes_max is not None:
                 self.byte_count += _byte_count(stretch)
@@ -396,7 +409,7 @@ class Queue:
     def _expire(self, stretch: Stretch) -> None:
         self._leave(stretch)
         self.expired_count += stretch.count
-        self._transfer(self, stretch, Reason.EXPIRED)
+        self._let_go(stretch, Reason.EXPIRED)
 
     def _has_times(self, stretch: Stretch) -> bool:
         """Some record of its batch may expire."""

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from headrace.core_log.config import LogConfig
+from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_SHIFT
 from headrace.gateways.delivery import lane as lanes
@@ -408,6 +409,25 @@ def test_rejected_record_stays_unacked_until_its_receiver_has_settled_it() -> No
     assert (house.queue.ready_count, house.queue.unacked_count) == (0, 1)
     house.restart()
     assert house.got() == [b"0"]
+
+
+def test_what_finds_no_room_elsewhere_stays_in_the_queue() -> None:
+    house = House(length_bytes_max=100)
+
+    def transfer(queue: Queue, stretch: Stretch, reason: Reason) -> None:
+        moved = stretch.split(1)
+        stretch.lane.settle(moved.seq, moved.count)
+        raise DiskFull("no space left on device")
+
+    house.queue._transfer = transfer
+    house.publish(*numbered(3))
+    stretch = house.queue.lanes[0].take(3)
+    assert stretch is not None
+    house.queue._leave(stretch)
+    with pytest.raises(DiskFull):
+        house.queue.reject(stretch)
+    assert (house.queue.unacked_count, house.queue.byte_count) == (0, 2)
+    assert house.got() == [b"1", b"2"]
 
 
 # -- limits -----------------------------------------------------------------------------------------------------
