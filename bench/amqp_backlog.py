@@ -25,17 +25,17 @@ def claim(count: int = BACKLOG) -> list[Claim]:
         command = [sys.executable, "-m", "headrace", "serve", "--data", str(home / "data"), "--amqp", "127.0.0.1:0"]
         with process(command, log, lambda: doors_of(log.read_text()) is not None) as server:
             port = (doors_of(log.read_text()) or {})["amqp"]
-            tail = _load(port, server.pid, *SAFE, "--seconds", "5", "--prefix", "tail")
-            filled = _load(port, server.pid, *SAFE, "--publish-only", "--keep", "--count", str(count))
+            tail = run_loadgen(port, server.pid, *SAFE, "--seconds", "5", "--prefix", "tail")
+            filled = run_loadgen(port, server.pid, *SAFE, "--publish-only", "--keep", "--count", str(count))
             server.kill()
             server.wait()
         began = time.monotonic()
         with process(command, again, lambda: doors_of(again.read_text()) is not None) as server:
             port = (doors_of(again.read_text()) or {})["amqp"]
-            tasted = _load(port, server.pid, *SAFE, "--consume-only", "--no-declare", "--keep", "--count", "1")
+            tasted = run_loadgen(port, server.pid, *SAFE, "--consume-only", "--no-declare", "--keep", "--count", "1")
             first = time.monotonic() - began
             # Without a count it takes as many as the queue says it has.
-            drained = _load(port, server.pid, *SAFE, "--consume-only", "--no-declare")
+            drained = run_loadgen(port, server.pid, *SAFE, "--consume-only", "--no-declare")
     rss = max(filled["server_peak_rss_kb"], drained["server_peak_rss_kb"]) / 1024
     rate = drained["received_per_server_cpu_s"] / tail["received_per_server_cpu_s"]
     lost = count - tasted["received"] - drained["received"]
@@ -48,7 +48,7 @@ def claim(count: int = BACKLOG) -> list[Claim]:
     ]
 
 
-def _load(port: int, pid: int, *flags: str) -> dict[str, float]:
+def run_loadgen(port: int, pid: int, *flags: str) -> dict[str, float]:
     command = [
         str(LOADGEN),
         "--proto",
