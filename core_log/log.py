@@ -292,6 +292,8 @@ class PartitionLog:
         self.log_start = Offset(known.log_start)
         self.epoch = max(known.epoch, 1)
         cut = self._find_end(known)
+        # Also the names are safe from here on: a gap batch says so.
+        self.shared.storage.sync_dir(self.folder)
         if stored is None:
             self._epochs = self._epochs_from_headers()
         end = int(self.written_end)
@@ -307,7 +309,7 @@ class PartitionLog:
         self._ceiling = self.written_end
         for segment in self._dirty.values():
             segment.file.sync()
-        self.shared.storage.sync_dir(self.folder)
+        # With it the name of a segment that the gap opened becomes safe.
         self.shared.storage.replace_file(f"{self.folder}/{EPOCHS}", self._epochs.encode())
         self._dirty.clear()
         self._writes.clear()
@@ -320,7 +322,6 @@ class PartitionLog:
             self.shared.storage.replace_file(f"{self.folder}/{CHECKPOINT}", b"")
             self._checkpoint = CheckpointFile(self.shared.storage, f"{self.folder}/{CHECKPOINT}")
         self._checkpoint.write(value, sync=True)
-        self.shared.storage.sync_dir(self.folder)
 
     def _stored_epochs(self) -> EpochHistory | None:
         try:
