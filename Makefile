@@ -52,10 +52,10 @@ interop: $(VENV)/dev runtimes
 	$(call not_yet,real clients arrive with the AMQP door)
 
 crash: $(VENV)/dev
-	$(call not_yet,every crash state of the log core)
+	$(call part,crash,$(BIN)/python -m tests.core_log.power crash $(ARGS))
 
 mutants: $(VENV)/dev
-	$(call not_yet,planted mistakes in the log core)
+	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
 
 fuzz: $(VENV)/dev
 	$(call not_yet,hostile bytes for each parser)

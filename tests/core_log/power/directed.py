@@ -1,0 +1,91 @@
+"""Stories that chance tells too rarely: each sets up its moment by hand and says what must hold. Driver.
+
+They run in the suite as they are, and under the mutants that they are for.
+"""
+
+from random import Random
+from uuid import UUID
+
+from headrace.core_log.config import DirectoryConfig, LogConfig
+from headrace.core_log.directory import LogDirectory
+from headrace.core_log.env import Env
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.spec import StreamSpec
+from headrace.core_log.storage.contract import Storage
+from headrace.core_log.storage.memory import MemoryStorage
+from headrace.core_log.storage.tree import Change, ContentChange
+
+from .world import Clock, InlineWorker, SeededIds, drive
+
+
+def env_on(storage: Storage, seed: int = 0) -> Env:
+    """An Env without threads: calls are made at once, ids come from a seed, the clock moves when somebody sleeps."""
+    random = Random(seed)
+    return Env(clock=Clock(), storage=storage, worker=InlineWorker(), ids=SeededIds(random), random=random)
+
+
+def open_directory(storage: Storage, *, clean: bool = False, config: DirectoryConfig | None = None) -> LogDirectory:
+    return LogDirectory.open_now(env_on(storage), config or DirectoryConfig(), clean=clean)
+
+
+def create_logs(directory: LogDirectory, count: int, config: LogConfig | None = None) -> list[PartitionLog]:
+    spec = StreamSpec(
+        id=UUID(int=len(directory.streams) + 1),
+        name="s",
+        kind="topic",
+        partition_count=count,
+        config=config or LogConfig(),
+    )
+    return directory.create_now(spec).partitions
+
+
+def append(log: PartitionLog, *values: bytes) -> int:
+    """Plain records without key and properties; returns the offset behind them."""
+    return log.append([b""] * len(values), [b""] * len(values), values, timestamp_us=1).next_offset
+
+
+def commit(directory: LogDirectory, *logs: PartitionLog) -> None:
+    drive(directory.committer.commit(logs))
+
+
+def values_of(log: PartitionLog) -> dict[int, bytes]:
+    """Every record from the log start to the high watermark."""
+    found: dict[int, bytes] = {}
+    offset = int(log.log_start)
+    while offset < log.high_watermark:
+        for batch, first, last in log.read(offset):
+            found |= {batch.offset_at(index): batch.values[index] for index in range(first, last)}
+            offset = batch.next_offset
+    return found
+
+
+def batch_in_recycled_file_is_not_taken_over() -> None:
+    """A file that held offset 1 of one partition becomes another's segment for offset 1, whose first batch is lost."""
+    storage = MemoryStorage()
+    config = DirectoryConfig(removal_delay_ms=1)
+    directory = open_directory(storage, config=config)
+    giver, taker, other = create_logs(
+        directory, 3, LogConfig(segment_bytes_max=1024, compression="none", offsets_reserved=1)
+    )
+    for count in range(4):
+        append(giver, b"giver %d" % count + bytes(700))
+        commit(directory, giver)
+    giver.delete_before(3)
+    commit(directory, giver)
+    assert giver.recycle(1 << 62) == 3
+    for log in (other, taker):
+        append(log, b"first" + bytes(700))
+        commit(directory, log)
+    # This one takes the file of the giver's offset 0, so that the next file is the right one.
+    append(other, b"second" + bytes(700))
+    other.seal()
+    append(taker, b"second" + bytes(700))
+    taker.seal()
+    path = taker.segments[-1].path
+
+    def fate(change: Change) -> bool:
+        return not (isinstance(change, ContentChange) and change.path == path and change.position > 0)
+
+    left = open_directory(storage.after_power_loss(fate), config=config)
+    found = left.streams[UUID(int=1)].partitions[1]
+    assert values_of(found) == {0: b"first" + bytes(700)}, "a record of another partition has come in"
