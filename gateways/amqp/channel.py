@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from headrace.gateways.amqp.errors import ReplyCode, amqp_error
 from headrace.gateways.delivery.lane import Stretch
-from headrace.gateways.delivery.queue import UNLIMITED, Queue
+from headrace.gateways.delivery.queue import UNLIMITED, View
 
 if TYPE_CHECKING:
     from headrace.gateways.amqp.consumer import AmqpConsumer
@@ -29,7 +29,7 @@ class Held:
     __slots__ = ("consumer", "queue", "since_s", "stretch", "tag")
 
     def __init__(
-        self, tag: int, queue: Queue, stretch: Stretch, consumer: "HeldBy | None", since_s: float | None = None
+        self, tag: int, queue: View, stretch: Stretch, consumer: "HeldBy | None", since_s: float | None = None
     ) -> None:
         self.tag = tag
         self.queue = queue
@@ -83,9 +83,10 @@ class Channel:
         # Prefetch for consumers that come later, and for the channel as a whole.
         self.consumer_prefetch = 0
         self.channel_prefetch = 0
-        # Publishes and settlements of an open transaction, carried out by tx.commit in this order.
+        # Publishes and settlements of an open transaction, carried out by tx.commit in this order. What is to be
+        # settled still counts as held: the prefetch opens with the commit.
         self.pending: list[Callable[[], None]] = []
-        self.pending_settles: list[tuple[Callable[[Queue, Stretch], None], list[tuple[Queue, Stretch]]]] = []
+        self.pending_settles: list[tuple[Callable[[View, Stretch], None], Held]] = []
         self._held: list[Held] = []
         self._front = 0
         self._confirms: deque[Confirm] = deque()
@@ -93,7 +94,7 @@ class Channel:
 
     # -- deliveries ---------------------------------------------------------------------------------------------
 
-    def hold(self, queue: Queue, stretch: Stretch, consumer: HeldBy | None) -> int:
+    def hold(self, queue: View, stretch: Stretch, consumer: HeldBy | None) -> int:
         """Give a stretch its delivery tags; returns the first."""
         tag = self.next_tag
         self.next_tag = tag + stretch.count
@@ -112,7 +113,7 @@ class Channel:
     def room(self) -> int:
         return self.channel_prefetch - self.outstanding if self.channel_prefetch else UNLIMITED
 
-    def release(self, tag: int, multiple: bool) -> list[tuple[Queue, Stretch]]:
+    def release(self, tag: int, multiple: bool) -> list[tuple[View, Stretch]]:
         """Take deliveries off the channel: all up to the tag (0: all there are), or just the one.
 
         Raises PRECONDITION_FAILED for a tag that is not held.
@@ -125,7 +126,7 @@ class Channel:
         else:
             # The tag itself must be held, as in RabbitMQ: acknowledging twice is a mistake of the client's.
             self._place(tag)
-        released: list[tuple[Queue, Stretch]] = []
+        released: list[tuple[View, Stretch]] = []
         while front < len(held) and held[front].tag <= tag:
             run = held[front]
             count = tag - run.tag + 1
@@ -140,7 +141,7 @@ class Channel:
         self._trim(front)
         return released
 
-    def _release_one(self, tag: int) -> tuple[Queue, Stretch]:
+    def _release_one(self, tag: int) -> tuple[View, Stretch]:
         held, front = self._held, self._front
         # Clients mostly ack in order.
         if front < len(held) and held[front].tag == tag:
@@ -173,7 +174,46 @@ class Channel:
             raise _unknown_tag(tag)
         return place
 
-    def release_all(self) -> list[tuple[Queue, Stretch]]:
+    def set_aside(self, tag: int, multiple: bool, settle: Callable[[View, Stretch], None]) -> None:
+        """Deliveries to be settled so by tx.commit; until then only the transaction knows them."""
+        if multiple and tag:
+            self._place(tag)
+        last = tag or self.next_tag - 1
+        places = range(self._front, len(self._held)) if multiple else (self._place(tag),)
+        for run in [self._held[place] for place in places]:
+            if run.tag > last:
+                break
+            first = run.tag if multiple else tag
+            count = min(last - first + 1, run.stretch.count - (first - run.tag))
+            self.pending_settles.append((settle, self._cut_out(run, first, count)))
+
+    def _cut_out(self, run: Held, tag: int, count: int) -> Held:
+        """Take tag..tag+count-1 out of a run; still counted."""
+        place = self._held.index(run, self._front)
+        stretch, parts = run.stretch, []
+        if tag > run.tag:
+            parts.append(Held(run.tag, run.queue, stretch.split(tag - run.tag), run.consumer, run.since_s))
+        taken = stretch if count == stretch.count else stretch.split(count)
+        if taken is not stretch:
+            parts.append(Held(tag + count, run.queue, stretch, run.consumer, run.since_s))
+        self._held[place : place + 1] = parts
+        return Held(tag, run.queue, taken, run.consumer, run.since_s)
+
+    def take_pending(self) -> list[tuple[Callable[[View, Stretch], None], Held]]:
+        """The settlements of the transaction, which is being committed."""
+        pending, self.pending_settles = self.pending_settles, []
+        for _settle, held in pending:
+            self._count_off(held, held.stretch.count)
+        return pending
+
+    def put_back(self) -> None:
+        """The transaction is rolled back: its publishes are forgotten, its deliveries are unacked as before."""
+        self.pending.clear()
+        pending, self.pending_settles = self.pending_settles, []
+        self._held = sorted([*self._held[self._front :], *(held for _settle, held in pending)], key=_first_tag)
+        self._front = 0
+
+    def release_all(self) -> list[tuple[View, Stretch]]:
         released = [(one.queue, one.stretch) for one in self._held[self._front :]]
         for one in self._held[self._front :]:
             self._count_off(one, one.stretch.count)

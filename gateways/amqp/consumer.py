@@ -1,14 +1,20 @@
 """An AMQP consumer: a queue hands it stretches, it makes basic.deliver of them. Machine over an outbox."""
 
+import struct
+
 from pamqp import commands
 
+from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, HeldBy
 from headrace.gateways.amqp.frames import encode_deliver_run, encode_method
 from headrace.gateways.amqp.methods import make
 from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.lane import Stretch
-from headrace.gateways.delivery.queue import UNLIMITED, Queue
+from headrace.gateways.delivery.queue import UNLIMITED, Queue, View
+
+# A field value: a signed 64-bit integer.
+_NUMBER = struct.Struct(">cq")
 
 
 class AmqpConsumer(HeldBy):
@@ -50,7 +56,7 @@ class AmqpConsumer(HeldBy):
         room = channel.room()
         return min(room, self._prefetch - self.outstanding) if self._prefetch else room
 
-    def deliver(self, queue: Queue, stretch: Stretch) -> None:
+    def deliver(self, queue: View, stretch: Stretch) -> None:
         batch = stretch.loaded()
         first, count = stretch.index, stretch.count
         last = first + count
@@ -66,12 +72,15 @@ class AmqpConsumer(HeldBy):
                 [again] * count,
                 [exchange] * count,
                 batch.keys[first:last],
-                batch.properties[first:last],
+                self._properties(stretch),
                 batch.values[first:last],
                 self._frame_max,
             )
         )
         stretch.batch = None
+
+    def _properties(self, stretch: Stretch) -> list[bytes]:
+        return stretch.loaded().properties[stretch.index : stretch.index + stretch.count]
 
     def cancel(self) -> None:
         """The queue is gone: tell the client, if it said that it understands."""
@@ -80,3 +89,18 @@ class AmqpConsumer(HeldBy):
             self._outbox.put(
                 encode_method(self.channel.number, make(commands.Basic.Cancel, consumer_tag=self.tag, nowait=True))
             )
+
+
+class ReadingConsumer(AmqpConsumer):
+    """One that reads a stream, or beside a queue: each delivery says which number it has."""
+
+    def _properties(self, stretch: Stretch) -> list[bytes]:
+        last: bytes | None = None
+        before = behind = b""
+        numbered: list[bytes] = []
+        for number, props in enumerate(super()._properties(stretch), stretch.seq):
+            if props is not last:
+                before, behind = properties.around_header(props, "x-stream-offset", _NUMBER.size)
+                last = props
+            numbered.append(before + _NUMBER.pack(b"l", number) + behind)
+        return numbered

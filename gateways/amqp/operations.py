@@ -15,7 +15,8 @@ from headrace.controller.policies import Resource
 from headrace.controller.table import EMPTY
 from headrace.core_log.errors import Refused
 from headrace.gateways.amqp.arguments import (
-    QueueType,
+    Start,
+    StreamOffset,
     check_same_exchange,
     check_same_queue,
     parse_binding_arguments,
@@ -25,7 +26,7 @@ from headrace.gateways.amqp.arguments import (
 )
 from headrace.gateways.amqp.channel import Channel
 from headrace.gateways.amqp.config import AmqpConfig
-from headrace.gateways.amqp.consumer import AmqpConsumer
+from headrace.gateways.amqp.consumer import AmqpConsumer, ReadingConsumer
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to, resource
 from headrace.gateways.amqp.frames import Acks, encode_get_ok, encode_method
 from headrace.gateways.amqp.methods import Method, ids, make
@@ -34,7 +35,9 @@ from headrace.gateways.amqp.replyto import PREFIX, REPLY_TO, ReplyConsumer
 from headrace.gateways.amqp.settings import combine
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.broker import Broker
-from headrace.gateways.delivery.queue import Queue
+from headrace.gateways.delivery.lane import Stretch
+from headrace.gateways.delivery.queue import Queue, View
+from headrace.gateways.delivery.reading import sequence_at
 from headrace.gateways.delivery.routing import ExchangeKind
 from headrace.gateways.delivery.vhost import VirtualHost
 
@@ -66,7 +69,7 @@ class Operations:
         self._connection = connection
         self._notify_cancel = notify_cancel
         self._frame_max = frame_max
-        self._touched: dict[Queue, None] = {}
+        self._touched: dict[View, None] = {}
         self._handlers: dict[type[Method], Handler] = {
             commands.Exchange.Declare: self._exchange_declare,
             commands.Exchange.Delete: self._exchange_delete,
@@ -272,8 +275,6 @@ class Operations:
                 self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
             if arguments.stream.partitions is not None and arguments.stream.partitions > 1:
                 raise _not_yet("x-partitions on a queue")
-            if arguments.queue_type is QueueType.STREAM:
-                raise _not_yet("x-queue-type 'stream'")
             policy = self._broker.metadata.snapshot.effective_policy(host.name, name, Resource.CLASSIC_QUEUE)
             queue = await host.declare_queue(
                 name,
@@ -303,7 +304,7 @@ class Operations:
                 commands.Queue.DeclareOk,
                 queue=name,
                 message_count=queue.ready_count,
-                consumer_count=len(queue.consumers),
+                consumer_count=queue.consumer_count,
             )
 
     def _declare_reply_queue(self, channel: Channel, method: commands.Queue.Declare) -> None:
@@ -328,6 +329,9 @@ class Operations:
 
     async def _queue_purge(self, channel: Channel, method: commands.Queue.Purge) -> None:
         queue = self._queue(channel, method.queue, Operation.READ)
+        if queue.settings.stream:
+            where = resource("queue", queue.name, self._host.name)
+            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, f"queue.purge not supported by stream queues {where}")
         count = queue.purge()
         if not method.nowait:
             self._answer(channel, commands.Queue.PurgeOk, message_count=count)
@@ -342,7 +346,7 @@ class Operations:
             return
         queue = self._queue(channel, name, Operation.CONFIGURE)
         where = resource("queue", queue.name, self._host.name)
-        if method.if_unused and queue.consumers:
+        if method.if_unused and not queue.is_unused:
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"{where} in use")
         if method.if_empty and queue.ready_count:
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"{where} not empty")
@@ -372,14 +376,15 @@ class Operations:
         queue = self._queue(channel, method.queue, Operation.READ)
         where = resource("queue", queue.name, self._host.name)
         arguments = parse_consumer_arguments(method.arguments, queue.name, self._host.name)
-        if arguments.stream_offset is not None or arguments.filter is not None or arguments.stream_filter:
-            raise amqp_error(
-                ReplyCode.NOT_IMPLEMENTED, "x-stream-offset, x-filter and x-stream-filter on basic.consume"
-            )
+        if arguments.filter is not None or arguments.stream_filter:
+            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, "x-filter and x-stream-filter on basic.consume")
+        reads = queue.settings.stream or arguments.stream_offset is not None
+        if reads:
+            self._check_reader(channel, method, where)
         tag = self._consumer_tag(channel, method.consumer_tag)
         if any(consumer.exclusive for consumer in queue.consumers) or (method.exclusive and queue.consumers):
             raise amqp_error(ReplyCode.ACCESS_REFUSED, f"{where} in exclusive use")
-        consumer = AmqpConsumer(
+        consumer = (ReadingConsumer if reads else AmqpConsumer)(
             self._broker,
             channel,
             self._outbox,
@@ -393,11 +398,41 @@ class Operations:
             notify_cancel=self._notify_cancel,
         )
         channel.consumers[tag] = consumer
-        queue.add_consumer(consumer)
+        if reads:
+            queue.add_reader(consumer, self._start_of(queue, arguments.stream_offset or StreamOffset(Start.NEXT)))
+        else:
+            queue.add_consumer(consumer)
         self._broker.touch(queue)
         if not method.nowait:
             self._answer(channel, commands.Basic.ConsumeOk, consumer_tag=tag)
         self._broker.wake(queue)
+
+    def _check_reader(self, channel: Channel, method: commands.Basic.Consume, where: str) -> None:
+        """RabbitMQ's rules for streams; they hold for whoever reads beside an ordinary queue as well."""
+        if not channel.consumer_prefetch and not channel.channel_prefetch:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"consumer prefetch count is not set for '{where}'")
+        if method.no_ack:
+            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, f"automatic acknowledgement not supported by {where}")
+        if method.exclusive:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"a reader of {where} cannot be exclusive")
+
+    def _start_of(self, queue: Queue, asked: StreamOffset) -> int:
+        """The number of the record to begin with."""
+        history = queue.history
+        match asked.start:
+            case Start.FIRST:
+                return history.first_seq
+            case Start.LAST:
+                return history.next_seq - 1
+            case Start.NEXT:
+                return history.next_seq
+            case Start.OFFSET:
+                return asked.number
+            case Start.TIME_MS:
+                return sequence_at(history, queue.view_id, asked.number * 1000)
+            case Start.AGO_MS:
+                now_us = self._broker.env.clock.wall_us()
+                return sequence_at(history, queue.view_id, now_us - asked.number * 1000)
 
     def _consumer_tag(self, channel: Channel, asked: str) -> str:
         tag = asked or f"amq.ctag-{self._broker.env.ids.uuid().hex}"
@@ -439,15 +474,18 @@ class Operations:
 
     async def _drop_consumer(self, consumer: AmqpConsumer) -> None:
         queue = consumer.queue
-        if consumer in queue.consumers:
+        if queue.serves(consumer):
             queue.remove_consumer(consumer)
             self._broker.touch(queue)
             self._broker.wake(queue)
-        if queue.auto_delete and queue.had_consumers and not queue.consumers and not queue.deleted:
+        if queue.auto_delete and queue.had_consumers and queue.is_unused and not queue.deleted:
             await self._host.delete_queue(queue)
 
     async def _basic_get(self, channel: Channel, method: commands.Basic.Get) -> None:
         queue = self._queue(channel, method.queue, Operation.READ)
+        if queue.settings.stream:
+            where = resource("queue", queue.name, self._host.name)
+            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, f"basic.get not supported by stream queues {where}")
         self._broker.touch(queue)
         stretch = queue.get()
         if stretch is None and queue.ready_count:
@@ -485,7 +523,7 @@ class Operations:
         """The hot path of basic.ack: all acks of one read."""
         if channel.transactional:
             for tag, multiple in event.acks:
-                self._in_transaction(channel, tag, multiple, Queue.settle)
+                channel.set_aside(tag, multiple, _settle)
             return
         touched = self._touched
         for tag, multiple in event.acks:
@@ -493,10 +531,6 @@ class Operations:
                 queue.settle(stretch)
                 touched[queue] = None
         self.dispatch_touched()
-
-    def _in_transaction(self, channel: Channel, tag: int, multiple: bool, settle: Callable[[Queue, Any], None]) -> None:
-        released = channel.release(tag, multiple)
-        channel.pending_settles.append((settle, released))
 
     def dispatch_touched(self) -> None:
         touched, self._touched = self._touched, {}
@@ -513,13 +547,13 @@ class Operations:
         self._reject(channel, int(method.delivery_tag or 0), False, method.requeue)
 
     def _reject(self, channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
-        settle: Callable[[Queue, Any], None]
+        settle: Callable[[View, Stretch], None]
         if requeue:
             settle = _give_back
         else:
-            settle = Queue.reject
+            settle = _reject
         if channel.transactional:
-            self._in_transaction(channel, tag, multiple, settle)
+            channel.set_aside(tag, multiple, settle)
             return
         for queue, stretch in channel.release(tag, multiple):
             settle(queue, stretch)
@@ -554,13 +588,11 @@ class Operations:
     async def _tx_commit(self, channel: Channel, method: commands.Tx.Commit) -> None:
         self._demand_transaction(channel)
         publishes, channel.pending = channel.pending, []
-        settles, channel.pending_settles = channel.pending_settles, []
         for publish in publishes:
             publish()
-        for settle, released in settles:
-            for queue, stretch in released:
-                settle(queue, stretch)
-                self._touched[queue] = None
+        for settle, held in channel.take_pending():
+            settle(held.queue, held.stretch)
+            self._touched[held.queue] = None
         self._broker.dispatch()
         self.dispatch_touched()
         await self._broker.committed()
@@ -569,15 +601,8 @@ class Operations:
 
     async def _tx_rollback(self, channel: Channel, method: commands.Tx.Rollback) -> None:
         self._demand_transaction(channel)
-        channel.pending.clear()
-        settles, channel.pending_settles = channel.pending_settles, []
-        # What was acked in the transaction is unacked again; the client may not ack it a second time, so it goes back.
-        for _settle, released in settles:
-            for queue, stretch in released:
-                queue.give_back([stretch])
-                self._touched[queue] = None
+        channel.put_back()
         self._answer(channel, commands.Tx.RollbackOk)
-        self.dispatch_touched()
 
     def _demand_transaction(self, channel: Channel) -> None:
         if not channel.transactional:
@@ -602,16 +627,17 @@ class Operations:
         channel.consumers.clear()
         queues = {consumer.queue for consumer in consumers}
         for consumer in consumers:
-            if consumer in consumer.queue.consumers:
+            if consumer.queue.serves(consumer):
                 consumer.queue.remove_consumer(consumer)
                 self._broker.touch(consumer.queue)
-        pending = [pair for _settle, released in channel.pending_settles for pair in released]
-        for queue, stretch in [*channel.release_all(), *pending]:
-            if not queue.deleted:
-                queue.give_back([stretch])
-                queues.add(queue)
+        channel.put_back()
+        for view, stretch in channel.release_all():
+            if not view.deleted:
+                view.give_back([stretch])
+                if isinstance(view, Queue):
+                    queues.add(view)
         for queue in sorted(queues, key=lambda one: one.name):
-            if queue.auto_delete and queue.had_consumers and not queue.consumers and not queue.deleted:
+            if queue.auto_delete and queue.had_consumers and queue.is_unused and not queue.deleted:
                 await self._host.delete_queue(queue)
             else:
                 self._broker.wake(queue)
@@ -622,5 +648,13 @@ def _not_yet(what: str) -> AmqpError:
     return amqp_error(ReplyCode.PRECONDITION_FAILED, f"{what} is not supported by this release")
 
 
-def _give_back(queue: Queue, stretch: Any) -> None:
-    queue.give_back([stretch])
+def _settle(view: View, stretch: Stretch) -> None:
+    view.settle(stretch)
+
+
+def _reject(view: View, stretch: Stretch) -> None:
+    view.reject(stretch)
+
+
+def _give_back(view: View, stretch: Stretch) -> None:
+    view.give_back([stretch])

@@ -22,7 +22,7 @@ class Outbox:
         self.byte_count = 0
         self.sent_count = 0
         self.closed = False
-        # Called when there is room again after it was full.
+        # Called when there is room again after it was full. It must put nothing in by itself: that is for a later turn.
         self.on_room: Callable[[], None] = lambda: None
 
     @property
@@ -43,8 +43,11 @@ class Outbox:
         self._noted = False
         if self._full.is_set() or self.closed:
             return
+        was_full = self.is_full
         if not self._send():
             self._full.set()
+        elif was_full:
+            self.on_room()
 
     def _send(self) -> bool:
         """True when everything went out."""

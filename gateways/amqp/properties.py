@@ -249,6 +249,24 @@ def with_expiration(props: bytes, expiration: str | None) -> bytes:
     return _replaced(props, EXPIRATION, _short_string(expiration))
 
 
+def around_header(props: bytes, name: str, value_size: int) -> tuple[bytes, bytes]:
+    """What stands before and behind the value of this header, which is set behind the others and has a fixed size.
+
+    For a header that counts up from message to message: the value, with its type, goes between the two.
+    """
+    place = _places(props).get(HEADERS)
+    key = encode_name(name)
+    kept: list[bytes] = []
+    if place is not None:
+        entries = entries_of(props, place[0] + 4, place[1])
+        kept = [props[start:end] for found, start, end in entries if found != key[1:]]
+    kept.append(key)
+    table = b"".join(kept)
+    marked = _replaced(props, HEADERS, U32.pack(len(table) + value_size) + table)
+    end = _places_before(marked, HEADERS) + 4 + len(table)
+    return marked[:end], marked[end:]
+
+
 def with_reply_to(props: bytes, reply_to: str) -> bytes:
     return _replaced(props, REPLY_TO, _short_string(reply_to))
 
@@ -291,6 +309,16 @@ def _places(props: bytes) -> dict[int, tuple[int, int]]:
     if pos != len(props):
         raise _malformed()
     return places
+
+
+def _places_before(props: bytes, bit: int) -> int:
+    """Where the field of this flag begins; what follows it is not looked at."""
+    (flags,) = _FLAGS.unpack_from(props)
+    pos = 2
+    for other in (CONTENT_TYPE, CONTENT_ENCODING):
+        if other > bit and flags & other:
+            pos += 1 + props[pos]
+    return pos
 
 
 def _table_of(entries: Iterable[bytes]) -> bytes:

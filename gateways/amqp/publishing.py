@@ -173,14 +173,26 @@ class Publisher:
         bodies: Sequence[bytes],
         scan: PropertyScan,
     ) -> None:
-        count = len(bodies)
-        confirm = channel.expect(count) if channel.confirming else None
+        if channel.transactional:
+            channel.pending.append(
+                lambda: self._keep_now(channel, publish, self._host.now(target), props, bodies, scan)
+            )
+        else:
+            self._keep_now(channel, publish, target, props, bodies, scan)
+
+    def _keep_now(
+        self,
+        channel: Channel,
+        publish: Publish,
+        target: Target,
+        props: Sequence[bytes],
+        bodies: Sequence[bytes],
+        scan: PropertyScan,
+    ) -> None:
+        confirm = channel.expect(len(bodies)) if channel.confirming else None
         if publish.mandatory and not target.queues:
             self._return(channel, publish, props, bodies)
             _tell(confirm, Outcome.ACK)
-            return
-        if channel.transactional:
-            channel.pending.append(lambda: self._store(target, props, bodies, scan, None))
             return
         if target.byte_limits and not self._admitted(target, bodies):
             self._store_one_by_one(channel, publish, target, props, bodies, scan, confirm)
@@ -285,10 +297,10 @@ class Publisher:
             found = headers.get(name)
             if found is None:
                 continue
-            if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            if not isinstance(found, list):
                 text = f"invalid type for header '{name}': expected an array of strings"
                 raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
-            copies += [str(one) for one in found]
+            copies += [one for one in found if isinstance(one, str)]
         if "BCC" in headers:
             props = properties.without_header(props, "BCC")
         if decoded.reply_to == REPLY_TO:

@@ -69,6 +69,8 @@ class Door(Protocol):
 
     def note(self, outbox: Outbox) -> None: ...
 
+    def turn_soon(self) -> None: ...
+
     def end_turn(self) -> None: ...
 
 
@@ -432,7 +434,7 @@ class Session:
         assert self._operations is not None
         for channel in self.channels.values():
             self._operations.wake(channel)
-        self.door.end_turn()
+        self.door.turn_soon()
 
     # -- channels ---------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         single_active_consumer=asked.single_active_consumer,
         committed_dispatch=asked.dispatch == "committed",
         stream=asked.queue_type is QueueType.STREAM,
+        max_age_ms=asked.max_age_ms,
     )
 
 

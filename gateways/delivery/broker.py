@@ -6,7 +6,7 @@ groups a few times a second and never before the log has passed the records it s
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import trio
@@ -25,13 +25,17 @@ from headrace.core_log.record import PERSISTENT, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.expiry import Expiry
-from headrace.gateways.delivery.lane import Extent, Lane, Stretch
-from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason
+from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
+from headrace.gateways.delivery.ports import Source
+from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason, View
+from headrace.gateways.delivery.reading import ReadingView
 from headrace.gateways.delivery.routing import Fields
 from headrace.gateways.delivery.timers import Timers
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
 
 JOURNAL_PERIOD_S = 0.2
+STREAM_PERIOD_S = 1.0
+SEGMENT_BYTES_MIN = 64 * 1024
 TRANSIENT_NAME = "__transient"
 TRANSIENT_CONFIG = LogConfig(
     durability="os", retention_ms=60_000, segment_ms_max=60_000, segment_bytes_max=16 * 1024 * 1024
@@ -92,6 +96,7 @@ class Broker:
         self._settings_of = settings_of
         self._stamp = stamp
         self._clean = clean
+        self._loaded = False
         self._log_config = log_config or LogConfig()
         self._views: dict[int, Queue] = {}
         self._dirty: dict[Queue, None] = {}
@@ -137,8 +142,9 @@ class Broker:
         for view_id, state in restored.views.items():
             queue = self._views.get(view_id)
             if queue is not None:
-                _restore(queue, state, logs)
-        await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values()))
+                _restore(queue, state, restored.blocks.get(view_id, ()), logs)
+        for queue in await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values())):
+            self._note_change(queue)
         for log in logs.values():
             if not log.advanced:
                 log.advanced.append(self._advanced)
@@ -147,47 +153,70 @@ class Broker:
                 for lane in queue.lanes:
                     lane.delivered_below = lane.next_seq
         await self._drop_unneeded()
+        self._loaded = True
         for queue in self._views.values():
             if queue.ready_count and (queue.timed or queue.settings.message_ttl_ms is not None):
                 self._expiry.look_soon(queue)
 
-    def _find_arrivals(self, restored: journal.Restored, logs: Iterable[PartitionLog]) -> None:
+    def _find_arrivals(self, restored: journal.Restored, logs: Iterable[PartitionLog]) -> set[Queue]:
         """Records behind the journal's last word find their views again by the routes in their batches."""
+        found: set[Queue] = set()
         for log in logs:
             offset = max(restored.applied_to(log.stream_id, log.partition, 0), log.log_start)
             while runs := log.read(offset):
                 for run in runs:
-                    self._apply(log, run.batch)
+                    found |= self._apply(log, run.batch)
                 offset = runs[-1].batch.next_offset
+        return found
 
-    def _apply(self, log: PartitionLog, batch: RecordBatch) -> None:
+    def _apply(self, log: PartitionLog, batch: RecordBatch) -> set[Queue]:
+        found: set[Queue] = set()
         for view_id in sorted({one for route_set in batch.route_sets for one in route_set}):
             queue = self._views.get(view_id)
             if queue is None or view_id >= EPHEMERAL_VIEWS:
                 continue
+            found.add(queue)
+            first = batch.index_of(queue.history.applied.get(log, 0))
+            for low, high in spans_of(batch, first, batch.count, view_id):
+                queue.history.arrive(log, batch, low, high)
             for lane in queue.lanes:
                 first = batch.index_of(lane.applied.get(log, 0))
                 for low, high in lane.spans(batch, first, batch.count):
                     lane.extend(log, high - low, batch.base_offset + low, batch.base_offset + high)
                     queue.timed = queue.timed or any(batch.expiries.values)
+        return found
 
     async def _drop_unneeded(self) -> None:
         """Streams of exchanges that were not durable are deleted, unless a queue still wants something of them."""
         snapshot = self.metadata.snapshot
         known = {exchange.stream for exchange in snapshot.exchanges.values()}
         known |= {queue.stream for queue in snapshot.queues.values()}
-        needed = {
-            log.stream_id for queue in self._views.values() for lane in queue.lanes for log in lane.lowest_offsets()
-        }
+        needed = self._needed_streams()
         for stream in list(self.directory.streams.values()):
             if stream.spec.kind in ("exchange", "queue") and stream.spec.id not in known | needed:
                 await self._delete_stream(stream)
             elif stream.spec.kind == "exchange":
                 self.exchange_names.setdefault(stream.spec.id, stream.spec.name.encode())
 
+    def _needed_streams(self) -> set[UUID]:
+        """Streams that hold something which a queue has not settled, a stream keeps or a reader is at."""
+        sources: set[Source] = set()
+        for queue in self._views.values():
+            for lane in queue.lanes:
+                sources.update(lane.lowest_offsets())
+            for reader in queue.readers.values():
+                sources.update(reader.lane.lowest_offsets())
+            if queue.settings.stream:
+                sources |= queue.history.sources
+        return {source.stream_id for source in sources}
+
     async def _delete_stream(self, stream: Stream) -> None:
         for log in stream.partitions:
             self._dirty_logs.pop(log, None)
+            for queue in self._views.values():
+                if log in queue.history.applied:
+                    queue.history.forget_source(log)
+                    self._note_change(queue)
         self.exchange_names.pop(stream.spec.id, None)
         await self.directory.delete_stream(stream)
 
@@ -240,6 +269,8 @@ class Broker:
         self._to_dispatch.pop(queue, None)
         self._expiry.forget(queue)
         if queue.durable:
+            for number in queue.history.blocks:
+                self._append_entry(journal.block_key(queue.view_id, number), b"")
             self._append_view(queue.view_id, b"")
             self.directory.committer.lazy(self._views_log)
             self.retire(queue.stream_id)
@@ -260,7 +291,24 @@ class Broker:
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
-    def log_of(self, stream_id: StreamId, name: str, kind: str, vhost: str) -> PartitionLog:
+    def own_log(self, queue: Queue, vhost: str) -> PartitionLog:
+        """The log of a queue, for what is published to it by the default exchange."""
+        config = self._log_config
+        if queue.settings.stream:
+            # What a stream keeps is decided by its history, which this log follows (_keep_streams).
+            bytes_max = queue.settings.length_bytes_max
+            segment = config.segment_bytes_max if bytes_max is None else max(bytes_max // 4, SEGMENT_BYTES_MIN)
+            config = replace(
+                config,
+                retention_ms=None,
+                retention_bytes=None,
+                segment_bytes_max=min(config.segment_bytes_max, segment),
+            )
+        return self.log_of(queue.stream_id, queue.name, "queue", vhost, config)
+
+    def log_of(
+        self, stream_id: StreamId, name: str, kind: str, vhost: str, config: LogConfig | None = None
+    ) -> PartitionLog:
         """The log of an exchange or queue, made when it is first written to."""
         stream = self.directory.streams.get(stream_id)
         if stream is None:
@@ -270,7 +318,7 @@ class Broker:
                 kind=kind,
                 vhost=vhost,
                 created_us=self.env.clock.wall_us(),
-                config=self._log_config,
+                config=config or self._log_config,
             )
             stream = self.directory.create_now(spec)
         log = stream.partitions[0]
@@ -371,9 +419,9 @@ class Broker:
         else:
             self.directory.committer.lazy(log)
 
-    def wake(self, queue: Queue) -> None:
-        """A queue's consumers have room again, or changed: dispatch it with the next turn."""
-        self._to_dispatch[queue] = None
+    def wake(self, view: View) -> None:
+        """Its consumers have room again, or changed: dispatch it with the next turn."""
+        self._to_dispatch[view.queue if isinstance(view, ReadingView) else view] = None
 
     def touch(self, queue: Queue) -> None:
         """A queue is in use: its expiry starts anew, and its head may be another after this turn."""
@@ -394,6 +442,10 @@ class Broker:
                 if queue.consumers:
                     queue.dispatch()
                     self._note_hidden(queue)
+                if queue.readers:
+                    for reader in list(queue.readers.values()):
+                        reader.dispatch()
+                    self._note_hidden(queue)
                 queue.keep_limits()
                 if queue.timed or queue.settings.message_ttl_ms is not None:
                     self._watch_head(queue)
@@ -411,7 +463,7 @@ class Broker:
 
     def _note_hidden(self, queue: Queue) -> None:
         """A head that nobody may see yet is dispatched when its log is committed."""
-        for lane in queue.lanes:
+        for lane in (*queue.lanes, *(reader.lane for reader in queue.readers.values())):
             source, lane.hidden_in = lane.hidden_in, None
             if source is not None:
                 assert isinstance(source, PartitionLog)
@@ -504,6 +556,7 @@ class Broker:
             nursery.start_soon(self.timers.run)
             nursery.start_soon(self._expiry.run)
             nursery.start_soon(self._keep_journal)
+            nursery.start_soon(self._keep_streams)
 
     async def _keep_journal(self) -> None:
         while True:
@@ -513,24 +566,64 @@ class Broker:
             await self.write_journal()
             await self._drop_retired()
 
+    async def _keep_streams(self) -> None:
+        """Streams let go of what their retention gave up."""
+        while True:
+            await self.env.clock.sleep(STREAM_PERIOD_S)
+            now_us = self.env.clock.wall_us()
+            for queue in [one for one in self._views.values() if one.settings.stream]:
+                self._expire_stream(queue, now_us)
+
+    def _expire_stream(self, queue: Queue, now_us: int) -> None:
+        settings, history = queue.settings, queue.history
+        before_us = None if settings.max_age_ms is None else now_us - settings.max_age_ms * 1000
+        if history.expire(before_us=before_us, bytes_max=settings.length_bytes_max):
+            self._note_change(queue)
+        stream = self.directory.streams.get(queue.stream_id)
+        if stream is None or len(stream.partitions[0].segments) < 2:
+            return
+        log = stream.partitions[0]
+        lowest = history.lowest_offset(log)
+        if log.segments[0].end_offset <= (log.high_watermark if lowest is None else lowest):
+            log.delete_before(log.high_watermark if lowest is None else lowest)
+            self.directory.committer.urgent(log)
+
     async def write_journal(self) -> None:
         """Everything settled so far is on the disk when this returns."""
         async with self._journal_lock:
-            queues, self._dirty = list(self._dirty), {}
-            logs, self._dirty_logs = list(self._dirty_logs), {}
-            if not queues and not logs:
-                return
-            states = [(queue.view_id, journal.encode_view(_state(queue))) for queue in queues if not queue.deleted]
-            sources = {log for queue in queues for lane in queue.lanes for log in lane.applied}
-            ends = {log: log.end for log in {*logs, *sources} if isinstance(log, PartitionLog)}
-            for log, end in ends.items():
-                await self._committed(log, end)
-            for view_id, value in states:
-                self._append_view(view_id, value)
-            for log in logs:
-                key = journal.log_key(log.stream_id, log.partition)
-                self._append_entry(key, journal.encode_applied(ends[log]))
-            await self._committed(self._views_log, self._views_log.end)
+            # Whoever asked may be gone, but what was taken off the list of changes must be written.
+            with trio.CancelScope(shield=True):
+                await self._write_journal()
+
+    async def _write_journal(self) -> None:
+        queues, self._dirty = [queue for queue in self._dirty if not queue.deleted], {}
+        logs, self._dirty_logs = list(self._dirty_logs), {}
+        if not queues and not logs:
+            return
+        entries: list[tuple[bytes, bytes]] = []
+        for queue in queues:
+            # The blocks come first: they may be newer than the state, never older.
+            for number, block in queue.history.changed_blocks():
+                value = b"" if block is None else journal.encode_block(block)
+                entries.append((journal.block_key(queue.view_id, number), value))
+            entries.append((journal.view_key(queue.view_id), journal.encode_view(_state(queue))))
+        marks = [(queue, queue.history.mark) for queue in queues]
+        sources = {log for queue in queues for lane in queue.lanes for log in lane.applied}
+        sources |= {log for queue in queues for log in queue.history.applied}
+        ends = {log: log.end for log in {*logs, *sources} if isinstance(log, PartitionLog)}
+        for log, end in ends.items():
+            await self._committed(log, end)
+        for key, value in entries:
+            self._append_entry(key, value)
+        for log in logs:
+            key = journal.log_key(log.stream_id, log.partition)
+            self._append_entry(key, journal.encode_applied(ends[log]))
+        await self._committed(self._views_log, self._views_log.end)
+        for queue, mark in marks:
+            queue.history.note_kept(mark)
+            if queue.readers:
+                self._to_dispatch[queue] = None
+                self.on_ready()
 
     async def _committed(self, log: PartitionLog, end: int) -> None:
         """Wait until the log is committed up to here."""
@@ -550,12 +643,7 @@ class Broker:
         retired = self._retired
         if not retired:
             return
-        needed = {
-            source.stream_id
-            for queue in self._views.values()
-            for lane in queue.lanes
-            for source in lane.lowest_offsets()
-        }
+        needed = self._needed_streams()
         for stream_id in sorted(retired - needed):
             stream = self.directory.streams.get(stream_id)
             if stream is not None:
@@ -563,9 +651,16 @@ class Broker:
         self._retired = retired & needed
 
     def _pinned_from(self, log: PartitionLog) -> int | None:
-        """The lowest offset of this log that some queue has not settled."""
+        """The lowest offset of this log that some queue has not settled, or some stream keeps."""
+        if not self._loaded:
+            # Who needs what is not known yet.
+            return 0
         lowest: int | None = None
         for queue in self._views.values():
+            if queue.settings.stream:
+                kept = queue.history.lowest_offset(log)
+                if kept is not None and (lowest is None or kept < lowest):
+                    lowest = kept
             for lane in queue.lanes:
                 if log in lane.applied:
                     found = lane.lowest_offsets().get(log)
@@ -600,7 +695,9 @@ def _entries(log: PartitionLog) -> Iterable[tuple[int, bytes, bytes]]:
 
 def _state(queue: Queue) -> journal.ViewState:
     lanes = [_lane_state(lane) for lane in queue.lanes]
-    return journal.ViewState(journal.FORMAT, queue.byte_count, lanes, queue.timed)
+    return journal.ViewState(
+        journal.FORMAT, queue.byte_count, lanes, queue.timed, journal.history_state(queue.history)
+    )
 
 
 def _lane_state(lane: Lane) -> journal.LaneState:
@@ -616,7 +713,12 @@ def _lane_state(lane: Lane) -> journal.LaneState:
     )
 
 
-def _restore(queue: Queue, state: journal.ViewState, logs: dict[tuple[UUID, int], PartitionLog]) -> None:
+def _restore(
+    queue: Queue,
+    state: journal.ViewState,
+    blocks: Iterable[journal.BlockState],
+    logs: dict[tuple[UUID, int], PartitionLog],
+) -> None:
     queue.byte_count = state.byte_count
     queue.timed = state.timed
     for lane, kept in zip(queue.lanes, state.lanes, strict=False):
@@ -631,3 +733,9 @@ def _restore(queue: Queue, state: journal.ViewState, logs: dict[tuple[UUID, int]
             log = logs.get((UUID(bytes=stream), partition))
             if log is not None:
                 lane.applied[log] = end
+    if state.history is None:
+        queue.history.begin_at(sum(lane.next_seq for lane in queue.lanes))
+    else:
+        journal.restore_history(
+            queue.history, state.history, blocks, lambda stream, partition: logs.get((UUID(bytes=stream), partition))
+        )

@@ -107,7 +107,7 @@ class Expiry:
         """How long the lease lasts at least; 0 when it is over."""
         expires_ms = queue.settings.expires_ms
         assert expires_ms is not None
-        if queue.consumers:
+        if not queue.is_unused:
             return expires_ms / 1000
         left = queue.used_s + expires_ms / 1000 - self._clock.monotonic()
         # What is less than the grain of the timers is nothing.

@@ -3,15 +3,18 @@
 A record's key is the view's id (8 bytes, big-endian) and its value the view's whole state, so the last record of a
 key is the truth and compaction may drop what came before. Records whose key begins with "log:" say up to which
 offset of a log every view's state has been written; what lies behind is found again from the routes in the batches.
+A view's history (history.py) has keys of its own ("run:", view id, number of a block), since most of it never changes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 import msgspec
 
 from headrace.core_log.errors import CorruptLog
 from headrace.core_log.ids import StreamId
+from headrace.gateways.delivery.history import Block, Entry, History
+from headrace.gateways.delivery.ports import Source
 
 STREAM_NAME = "__views"
 
@@ -26,18 +29,38 @@ class LaneState(msgspec.Struct, frozen=True, array_like=True):
     applied: list[tuple[bytes, int, int]]
 
 
+class HistoryState(msgspec.Struct, frozen=True, array_like=True):
+    """What is not in the history's blocks."""
+
+    first_seq: int
+    next_seq: int
+    newest_us: int
+    byte_count: int
+    # (stream, partition, end offset)
+    applied: list[tuple[bytes, int, int]]
+
+
+class BlockState(msgspec.Struct, frozen=True, array_like=True):
+    ordinal: int
+    # (seq, stream (empty: it is gone), partition, first offset, end offset, newest time before, bytes before)
+    entries: list[tuple[int, bytes, int, int, int, int, int]]
+
+
 class ViewState(msgspec.Struct, frozen=True, array_like=True):
     format: int
     byte_count: int
     lanes: list[LaneState]
     # Some records may have a time of their own: the head must be looked at after a restart.
     timed: bool = False
+    history: HistoryState | None = None
 
 
 FORMAT = 1
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ViewState)
+_block_decoder = msgspec.msgpack.Decoder(BlockState)
 _LOG = b"log:"
+_BLOCK = b"run:"
 
 
 def view_key(view_id: int) -> bytes:
@@ -52,6 +75,51 @@ def encode_view(state: ViewState) -> bytes:
     return _encoder.encode(state)
 
 
+def block_key(view_id: int, number: int) -> bytes:
+    return _BLOCK + view_id.to_bytes(8, "big") + number.to_bytes(8, "big")
+
+
+def encode_block(block: Block) -> bytes:
+    return _encoder.encode(BlockState(block.ordinal, [_entry_state(entry) for entry in block.entries]))
+
+
+def _entry_state(entry: Entry) -> tuple[int, bytes, int, int, int, int, int]:
+    stream, partition = (b"", 0) if entry.source is None else (entry.source.stream_id.bytes, entry.source.partition)
+    return entry.seq, stream, partition, entry.first, entry.end, entry.newest_us, entry.bytes_before
+
+
+def history_state(history: History) -> HistoryState:
+    applied = [(source.stream_id.bytes, source.partition, end) for source, end in history.applied.items()]
+    return HistoryState(history.first_seq, history.next_seq, history.newest_us, history.byte_count, applied)
+
+
+def restore_history(
+    history: History,
+    state: HistoryState,
+    blocks: Iterable[BlockState],
+    source_of: Callable[[bytes, int], Source | None],
+) -> None:
+    """`source_of` finds a log by stream and partition; None: it is gone, and what it held of the history with it."""
+    found = [(source_of(stream, partition), end) for stream, partition, end in state.applied]
+    history.restore(
+        first_seq=state.first_seq,
+        next_seq=state.next_seq,
+        newest_us=state.newest_us,
+        byte_count=state.byte_count,
+        applied={source: end for source, end in found if source is not None},
+        blocks=[
+            Block(
+                block.ordinal,
+                [
+                    Entry(seq, source_of(stream, partition) if stream else None, first, end, newest_us, bytes_before)
+                    for seq, stream, partition, first, end, newest_us, bytes_before in block.entries
+                ],
+            )
+            for block in blocks
+        ],
+    )
+
+
 def encode_applied(offset: int) -> bytes:
     return offset.to_bytes(8, "big")
 
@@ -63,6 +131,8 @@ class Restored:
         """`entries`: (offset, key, value) in log order. Raises CorruptLog for what cannot be read."""
         self.views: dict[int, ViewState] = {}
         self.applied: dict[tuple[UUID, int], int] = {}
+        # The blocks of each view's history.
+        self.blocks: dict[int, list[BlockState]] = {}
         latest: dict[bytes, tuple[int, bytes]] = {}
         for offset, key, value in entries:
             latest[key] = (offset, value)
@@ -73,6 +143,10 @@ class Restored:
                 self.applied[UUID(bytes=key[4:20]), int.from_bytes(key[20:], "big")] = int.from_bytes(value, "big")
                 continue
             try:
+                if key.startswith(_BLOCK):
+                    blocks = self.blocks.setdefault(int.from_bytes(key[4:12], "big"), [])
+                    blocks.append(_block_decoder.decode(value))
+                    continue
                 state = _decoder.decode(value)
             except msgspec.DecodeError as error:
                 raise CorruptLog(STREAM_NAME, 0, offset, f"a view's state cannot be read ({error})") from error

@@ -246,6 +246,12 @@ class Lane:
         self._note_arrival(seq, count, source, first, end)
         self._extend_backlog(seq, count, source, first, end)
 
+    def skip(self, count: int) -> None:
+        """The next numbers have no record that could be read."""
+        seq = self.next_seq
+        self.next_seq = seq + count
+        self._mark_settled(seq, seq + count)
+
     def _note_arrival(self, seq: int, count: int, source: Source, first: int, end: int) -> None:
         self.applied[source] = end
         arrivals = self._arrivals

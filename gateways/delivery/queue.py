@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from headrace.controller.table import EMPTY, Table
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_MASK, PRIORITY_SHIFT, RecordBatch
+from headrace.gateways.delivery.history import History
 from headrace.gateways.delivery.lane import Lane, Stretch, spans_of
 from headrace.gateways.delivery.ports import Source
+from headrace.gateways.delivery.reading import ReadingView
 
 # One turn of dispatch hands a consumer at most so many records, so that others get theirs and buffers stay small.
 CHUNK_COUNT_MAX = 512
@@ -62,7 +64,9 @@ class QueueSettings:
     consumer_timeout_ms: int | None = None
     single_active_consumer: bool = False
     committed_dispatch: bool = False
+    # Read by reading views only, and kept for so long rather than until it is settled.
     stream: bool = False
+    max_age_ms: int | None = None
 
 
 class Consumer(Protocol):
@@ -76,12 +80,15 @@ class Consumer(Protocol):
     def room(self) -> int:
         """How many records it may be handed now."""
 
-    def deliver(self, queue: "Queue", stretch: Stretch) -> None:
+    def deliver(self, queue: "View", stretch: Stretch) -> None:
         """Take these; settle, reject or give them back later (unless no_ack: they are settled already)."""
 
     def cancel(self) -> None:
         """The queue is gone."""
 
+
+# What a consumer is served by, and what it settles with.
+View: TypeAlias = "Queue | ReadingView"
 
 # Records leave the queue for this reason: the receiver transfers them and settles them when that is safe. If it raises
 # DiskFull, the stretch holds what was not transferred.
@@ -124,6 +131,13 @@ class Queue:
         self.deleted = False
         self.byte_count = 0
         self.consumers: list[Consumer] = []
+        # Those who only read, each with a place of its own.
+        self.readers: dict[Consumer, ReadingView] = {}
+        self.history = History(
+            journalled=durable,
+            is_stream=settings.stream,
+            bytes_max=settings.length_bytes_max if settings.stream else None,
+        )
         self.expired_count = self.dropped_count = self.delivered_count = self.acked_count = self.returned_count = 0
         self._transfer = transfer
         self._changed = changed
@@ -131,7 +145,13 @@ class Queue:
         self._turn = 0
         self._dispatching = False
         self._lost_count = 0
-        count = 1 if settings.priority_max is None else settings.priority_max + 1
+        if settings.stream:
+            # Nothing is ever taken out of a stream.
+            count = 0
+        elif settings.priority_max is None:
+            count = 1
+        else:
+            count = settings.priority_max + 1
         self.lanes = [Lane(self._finder(place)) for place in range(count)]
 
     def _finder(self, lane: int) -> Callable[[RecordBatch, int, int], Iterable[tuple[int, int]]]:
@@ -143,6 +163,8 @@ class Queue:
 
     @property
     def ready_count(self) -> int:
+        if self.settings.stream:
+            return self.history.count
         return sum(lane.ready_count for lane in self.lanes)
 
     @property
@@ -154,8 +176,12 @@ class Queue:
         return self.ready_count + self.unacked_count
 
     @property
+    def consumer_count(self) -> int:
+        return len(self.consumers) + len(self.readers)
+
+    @property
     def is_unused(self) -> bool:
-        return not self.consumers
+        return not self.consumers and not self.readers
 
     # -- arrivals -----------------------------------------------------------------------------------------------
 
@@ -173,6 +199,10 @@ class Queue:
 
     def arrive(self, source: Source, batch: RecordBatch, first: int, last: int) -> None:
         """Records were routed here. The caller dispatches when its turn is over."""
+        self.history.arrive(source, batch, first, last)
+        if self.settings.stream:
+            self._changed(self)
+            return
         if self.settings.priority_max is None:
             self.lanes[0].arrive(source, batch, first, last)
         else:
@@ -257,7 +287,18 @@ class Queue:
             self._turn += 1
         self.had_consumers = True
 
+    def add_reader(self, consumer: Consumer, start: int) -> ReadingView:
+        """Somebody who reads from this number on, and takes nothing away."""
+        view = self.readers[consumer] = ReadingView(self, consumer, start)
+        self.had_consumers = True
+        return view
+
+    def serves(self, consumer: Consumer) -> bool:
+        return consumer in self.readers or consumer in self.consumers
+
     def remove_consumer(self, consumer: Consumer) -> None:
+        if self.readers.pop(consumer, None) is not None:
+            return
         place = self.consumers.index(consumer)
         del self.consumers[place]
         if place < self._turn:

@@ -318,16 +318,24 @@ class VirtualHost:
     ) -> Target:
         """Where a publish goes. Raises NotFound for an exchange that is not there."""
         route = self.router.route(exchange, keys, headers, properties)
-        return Target(exchange, key, route, self._log_for(exchange, route), route.queues)
+        return Target(exchange, key, route, self._log_for(exchange, route.queues), route.queues)
 
-    def _log_for(self, exchange: str, route: Route[Queue]) -> PartitionLog | None:
+    def now(self, target: Target) -> Target:
+        """For a publish that waited for its commit: the queues it was routed to, without those that are gone since."""
+        if self.is_current(target):
+            return target
+        queues = tuple(queue for queue in target.queues if not queue.deleted)
+        exchange = target.exchange if target.exchange in self._streams else DEFAULT_EXCHANGE
+        return Target(target.exchange, target.key, target.route, self._log_for(exchange, queues), queues)
+
+    def _log_for(self, exchange: str, queues: Sequence[Queue]) -> PartitionLog | None:
         """The log that holds a publish: the exchange's, or for the default exchange a queue's own."""
         if exchange != DEFAULT_EXCHANGE:
             return self._broker.log_of(self._streams[exchange], exchange, "exchange", self.name)
-        for queue in route.queues:
+        for queue in queues:
             if queue.durable:
-                return self._broker.log_of(queue.stream_id, queue.name, "queue", self.name)
-        return self._broker.transient_log if route.queues else None
+                return self._broker.own_log(queue, self.name)
+        return self._broker.transient_log if queues else None
 
     def is_current(self, target: Target) -> bool:
         return self.router.is_current(target.route)

@@ -1,8 +1,6 @@
-"""A broker in a process of its own, and pika connections to it: what the client-driven tests of this folder share."""
+"""What the tests of the log's powers over AMQP share: a broker that is restarted and looked into, and readers."""
 
 import json
-import re
-import signal
 import subprocess
 import sys
 import time
@@ -13,63 +11,19 @@ from typing import Any
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
+from tests.running_broker import RunningBroker
 
 PATIENCE_S = 60
 
 
-class Served:
-    """`headrace serve` on a data directory; stopped in good order, killed, and started again as a test wants it."""
-
-    def __init__(self, data: Path, *, config: str = "") -> None:
-        self.data = data
-        self._arguments: list[str] = []
-        if config:
-            path = data.with_suffix(".toml")
-            path.write_text(config)
-            self._arguments = ["--config", str(path)]
-        self._process: subprocess.Popen[str] | None = None
-        self.port = 0
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "headrace", "serve", "--data", str(self.data), "--amqp", "127.0.0.1:0"]
-        self._process = subprocess.Popen(
-            [*command, "--log-level", "error", *self._arguments], stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        found = re.search(r"amqp=127\.0\.0\.1:(\d+)", self._process.stdout.readline())
-        assert found, "the broker did not start"
-        self.port = int(found[1])
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def stop(self) -> None:
-        """SIGTERM; the broker must end clean."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        assert self._ended() == 0
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._ended()
-
-    def _ended(self) -> int:
-        assert self._process is not None and self._process.stdout is not None
-        status = self._process.wait(PATIENCE_S)
-        self._process.stdout.close()
-        self._process = None
-        return status
-
+class Served(RunningBroker):
     def restart(self, *, kill: bool = False) -> None:
         self.kill() if kill else self.stop()
         self.start()
 
     def dumped(self, stream: str, *, batches: bool = False) -> list[dict[str, Any]]:
         """What the log of a stream holds, as `headrace log dump` finds it. The broker must be stopped."""
-        assert self._process is None
+        assert self.process is None
         what = "--batches" if batches else "--records"
         command = [sys.executable, "-m", "headrace", "log", "dump", "--json", what, "--stream", stream, str(self.data)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
@@ -77,7 +31,7 @@ class Served:
 
     @contextmanager
     def connected(self) -> Iterator[pika.BlockingConnection]:
-        connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.port))
+        connection = self.connect()
         try:
             yield connection
         finally:
@@ -91,14 +45,9 @@ class Served:
 
 
 @contextmanager
-def served(data: Path, *, config: str = "") -> Iterator[Served]:
-    broker = Served(data, config=config)
-    broker.start()
-    try:
+def served(folder: Path, *, config: str = "") -> Iterator[Served]:
+    with Served(folder, config=config) as broker:
         yield broker
-    finally:
-        if broker._process is not None:
-            broker.kill()
 
 
 Message = tuple[Any, pika.BasicProperties, bytes]
@@ -131,12 +80,21 @@ class Reader:
     def bodies(self, count: int) -> list[bytes]:
         return [body for _method, _properties, body in self.wait(count)]
 
-    def settled(self) -> list[Message]:
-        """Everything that comes before the broker answers a question asked now."""
-        self.channel.basic_qos(0)
-        self.channel.connection.process_data_events(0)
-        return self.got
+    def offsets(self, count: int) -> list[int]:
+        return [properties.headers["x-stream-offset"] for _method, properties, _body in self.wait(count)]
+
+    def ack(self) -> None:
+        """Everything that came."""
+        self.channel.basic_ack(self.got[-1][0].delivery_tag, multiple=True)
 
 
 def ready_count(channel: BlockingChannel, queue: str) -> int:
     return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def publish_all(channel: BlockingChannel, exchange: str, key: str, bodies: list[bytes]) -> None:
+    """Persistent, and committed when this returns: the channel is in confirm mode, or gets into it."""
+    if not channel._delivery_confirmation:
+        channel.confirm_delivery()
+    for body in bodies:
+        channel.basic_publish(exchange, key, body, pika.BasicProperties(delivery_mode=2))

@@ -13,7 +13,7 @@ from .serving import Served, ready_count, served
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("idempotent") / "data") as running:
+    with served(tmp_path_factory.mktemp("idempotent")) as running:
         yield running
 
 
@@ -194,7 +194,7 @@ def test_unroutable_mandatory_number_is_returned_and_may_be_used_again(channel: 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
 def test_resending_after_a_restart_adds_nothing(tmp_path: Path, kill: bool) -> None:
-    with served(tmp_path / "data") as broker:
+    with served(tmp_path) as broker:
         for _attempt in range(2):
             with broker.channel() as channel:
                 channel.queue_declare("orders", durable=True)
@@ -210,7 +210,7 @@ def test_resending_after_a_restart_adds_nothing(tmp_path: Path, kill: bool) -> N
 
 
 def test_numbers_that_come_together_are_written_together(tmp_path: Path) -> None:
-    with served(tmp_path / "data") as broker:
+    with served(tmp_path) as broker:
         with broker.connected() as connection:
             channel = connection.channel()
             channel.queue_declare("orders", durable=True)

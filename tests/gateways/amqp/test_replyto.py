@@ -15,7 +15,7 @@ PSEUDO = "amq.rabbitmq.reply-to"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("replyto") / "data") as running:
+    with served(tmp_path_factory.mktemp("replyto")) as running:
         yield running
 
 
@@ -172,7 +172,7 @@ def test_server_says_that_it_can(broker: Served) -> None:
 
 
 def test_answers_are_not_in_the_log(tmp_path: Path) -> None:
-    with served(tmp_path / "data") as broker:
+    with served(tmp_path) as broker:
         with broker.channel() as channel, broker.channel() as server:
             server.queue_declare("requests")
             answers = Reader(channel, PSEUDO, no_ack=True)
