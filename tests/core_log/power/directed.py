@@ -6,14 +6,18 @@ They run in the suite as they are, and under the mutants that they are for.
 from random import Random
 from uuid import UUID
 
+import pytest
+
+from headrace.core_log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
+from headrace.core_log.errors import Poisoned
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.spec import StreamSpec
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.memory import MemoryStorage
-from headrace.core_log.storage.tree import Change, ContentChange
+from headrace.core_log.storage.tree import Change, ContentChange, Fate
 
 from .world import Clock, InlineWorker, SeededIds, drive
 
@@ -89,3 +93,27 @@ def batch_in_recycled_file_is_not_taken_over() -> None:
     left = open_directory(storage.after_power_loss(fate), config=config)
     found = left.streams[UUID(int=1)].partitions[1]
     assert values_of(found) == {0: b"first" + bytes(700)}, "a record of another partition has come in"
+
+
+def checkpoint_of_a_failed_sync_is_not_built_upon() -> None:
+    """A process dies of the sync of its third checkpoint; the next one reads it, and loses power over the fourth."""
+    states = [Checkpoint(0, 0, number, 64, number, 1, 0) for number in range(5)]
+    storage = MemoryStorage()
+    file = CheckpointFile(storage, "watermark")
+    file.create(states[1])
+    storage.sync_dir("")
+    file.write(states[2], sync=True)
+    storage.fail("sync")
+    with pytest.raises(Poisoned):
+        file.write(states[3], sync=True)
+    storage = storage.process_crash()
+    file = CheckpointFile(storage, "watermark")
+    assert file.value == states[3]
+    file.write(states[4], sync=False)
+    newest = storage.unsynced()[-1]
+
+    def fate(change: Change) -> Fate:
+        return ((0, 10),) if change is newest else False
+
+    left = read_checkpoint(storage.after_power_loss(fate), "watermark")
+    assert left in states[2:], "a checkpoint that was synced is lost"

@@ -26,7 +26,7 @@ from headrace.core_log.segment import Segment
 from headrace.core_log.storage.contract import File
 from headrace.core_log.storage.memory import Planted
 
-from .directed import batch_in_recycled_file_is_not_taken_over
+from .directed import batch_in_recycled_file_is_not_taken_over, checkpoint_of_a_failed_sync_is_not_built_upon
 from .fuse import FusedStorage
 from .world import World
 
@@ -108,11 +108,10 @@ def _write_same_slot(self: CheckpointFile, value: Checkpoint, *, sync: bool) -> 
 
 
 def _anchor_only(self: CheckpointFile) -> File:
-    value, self.value = self.value, None
-    try:
-        return _anchor(self)
-    finally:
-        self.value = value
+    if not self._anchored:
+        self._storage.open(self.path).sync()
+        self._anchored, self.synced = True, self.value
+    return _anchor(self)
 
 
 def _recover_below_ceiling(self: PartitionLog, found: Checkpoint | None) -> None:
@@ -170,7 +169,12 @@ MUTANTS = (
     Mutant("no sync does anything", 500, planted="no-sync"),
     Mutant("the checkpoint is written before the data", 1000, ((PartitionLog, "run_sync", _checkpoint_first),)),
     Mutant("the synced slot of the checkpoint is overwritten", 1000, ((CheckpointFile, "write", _write_same_slot),)),
-    Mutant("what was read of the checkpoint is not written again", 10_000, ((CheckpointFile, "anchor", _anchor_only),)),
+    Mutant(
+        "a checkpoint that was read is not written again",
+        1,
+        ((CheckpointFile, "anchor", _anchor_only),),
+        directed=checkpoint_of_a_failed_sync_is_not_built_upon,
+    ),
     Mutant("the journal is not replayed", 500, ((directory_module, "replay", _zero),)),
     Mutant("the journal starts over without settling", 2000, ((CommitJournal, "settle", _nothing),)),
     Mutant("offsets above the ceiling are issued again", 500, ((PartitionLog, "_recover", _recover_below_ceiling),)),

@@ -62,3 +62,7 @@ def test_planted_mistake_is_found_within_its_budget(mutant: Mutant) -> None:
 
 def test_batch_in_a_recycled_file_is_not_taken_over() -> None:
     directed.batch_in_recycled_file_is_not_taken_over()
+
+
+def test_d6_checkpoint_of_a_failed_sync_is_not_built_upon() -> None:
+    directed.checkpoint_of_a_failed_sync_is_not_built_upon()
