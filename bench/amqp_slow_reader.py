@@ -1,7 +1,7 @@
 """Claims: a consumer that stops reading costs one buffer, and its neighbour is unharmed. Driver: processes.
 
 A consumer without prefetch subscribes and never reads its socket again; then COUNT messages of 1 KiB go through the
-same queue, which a second consumer drains. The same load runs once before, without the sleeper, so that caches are full.
+same queue, which a second consumer drains. The same load runs once before, without it, so that caches are full.
 `python -m bench.amqp_slow_reader 50000` runs it smaller.
 """
 
