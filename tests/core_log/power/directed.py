@@ -3,64 +3,17 @@
 They run in the suite as they are, and under the mutants that they are for.
 """
 
-from random import Random
 from uuid import UUID
 
 import pytest
 
 from headrace.core_log.checkpoint import Checkpoint, CheckpointFile, read_checkpoint
 from headrace.core_log.config import DirectoryConfig, LogConfig
-from headrace.core_log.directory import LogDirectory
-from headrace.core_log.env import Env
 from headrace.core_log.errors import Poisoned
-from headrace.core_log.log import PartitionLog
-from headrace.core_log.spec import StreamSpec
-from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.core_log.storage.tree import Change, ContentChange, Fate
 
-from .world import Clock, InlineWorker, SeededIds, drive
-
-
-def env_on(storage: Storage, seed: int = 0) -> Env:
-    """An Env without threads: calls are made at once, ids come from a seed, the clock moves when somebody sleeps."""
-    random = Random(seed)
-    return Env(clock=Clock(), storage=storage, worker=InlineWorker(), ids=SeededIds(random), random=random)
-
-
-def open_directory(storage: Storage, *, clean: bool = False, config: DirectoryConfig | None = None) -> LogDirectory:
-    return LogDirectory.open_now(env_on(storage), config or DirectoryConfig(), clean=clean)
-
-
-def create_logs(directory: LogDirectory, count: int, config: LogConfig | None = None) -> list[PartitionLog]:
-    spec = StreamSpec(
-        id=UUID(int=len(directory.streams) + 1),
-        name="s",
-        kind="topic",
-        partition_count=count,
-        config=config or LogConfig(),
-    )
-    return directory.create_now(spec).partitions
-
-
-def append(log: PartitionLog, *values: bytes) -> int:
-    """Plain records without key and properties; returns the offset behind them."""
-    return log.append([b""] * len(values), [b""] * len(values), values, timestamp_us=1).next_offset
-
-
-def commit(directory: LogDirectory, *logs: PartitionLog) -> None:
-    drive(directory.committer.commit(logs))
-
-
-def values_of(log: PartitionLog) -> dict[int, bytes]:
-    """Every record from the log start to the high watermark."""
-    found: dict[int, bytes] = {}
-    offset = int(log.log_start)
-    while offset < log.high_watermark:
-        for batch, first, last in log.read(offset):
-            found |= {batch.offset_at(index): batch.values[index] for index in range(first, last)}
-            offset = batch.next_offset
-    return found
+from .inline import append, commit, create_logs, open_directory, values_of
 
 
 def batch_in_recycled_file_is_not_taken_over() -> None:

@@ -20,15 +20,14 @@ from headrace.core_log.spec import StreamSpec
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.crash import CrashState, TracingStorage, crash_states
 from headrace.core_log.storage.memory import MemoryStorage
-from headrace.node import CLEAN, take_clean_marker
 
-from .directed import env_on
+from .inline import drive, env_on
 from .ledger import Ledger, Row, Sequence
-from .world import drive
 
 STREAM = UUID(int=1)
 LOGS = LogConfig(segment_bytes_max=1024, offsets_reserved=5, index_interval_bytes=300, compression="none")
 DIRECTORY = DirectoryConfig(journal_bytes_max=2000, removal_delay_ms=1)
+CLEAN = "clean"
 Ledgers = dict[int, Ledger]
 # Of so many states one has its recovery cut short too.
 RECOVERIES_EVERY = 97
@@ -42,7 +41,7 @@ class Story:
         self.ledgers: Ledgers = {} if ledgers is None else ledgers
         self.env: Env = env_on(storage, seed)
         self.mark()
-        self.directory = LogDirectory.open_now(self.env, DIRECTORY, clean=take_clean_marker(self.env))
+        self.directory = LogDirectory.open_now(self.env, DIRECTORY, clean=_take_clean_marker(storage))
         self.current: dict[int, dict[int, Row]] = {}
         for partition, log in enumerate(self.logs):
             # A stream that was being created may be there or not.
@@ -145,6 +144,15 @@ class Story:
             self.ledgers[partition].note_ends(log)
         self.mark()
         self.storage.replace_file(CLEAN, b"")
+
+
+def _take_clean_marker(storage: Storage) -> bool:
+    """As the node does it: from here on, until the next clean stop, the directory counts as unclean."""
+    if not storage.exists(CLEAN):
+        return False
+    storage.remove(CLEAN)
+    storage.sync_dir("")
+    return True
 
 
 Workload = Callable[[TracingStorage], None]

@@ -6,7 +6,7 @@ changes to the storage, so that it also falls between two steps of a commit or o
 what the loop does while the worker is busy is done between two changes of the storage.
 """
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -28,60 +28,11 @@ from headrace.core_log.spec import StreamSpec
 from headrace.core_log.storage.memory import MemoryStorage, Planted
 
 from .fuse import Crash, FusedStorage
+from .inline import Clock, InlineWorker, SeededIds, drive
 from .ledger import Broken, Ledger, Row, Sequence
 
 T = TypeVar("T")
 FAULTS = ("process", "power", "recovery", "sync", "write", "full", "rot", "meanwhile", "streams")
-
-
-class Clock:
-    """Stands still unless moved. Whoever sleeps moves it, and may free the disk."""
-
-    def __init__(self) -> None:
-        self.now_us = 1_700_000_000_000_000
-        self.on_sleep: Callable[[], None] = lambda: None
-
-    def monotonic(self) -> float:
-        return self.now_us / 1e6
-
-    def wall_us(self) -> int:
-        return self.now_us
-
-    async def sleep(self, seconds: float) -> None:
-        self.now_us += int(seconds * 1e6)
-        self.on_sleep()
-
-
-class SeededIds:
-    def __init__(self, random: Random) -> None:
-        self._random = random
-
-    def uuid(self) -> UUID:
-        return UUID(int=self._random.getrandbits(128), version=4)
-
-    def salt(self) -> int:
-        return self._random.randrange(1, 2**64)
-
-
-class InlineWorker:
-    """Runs the call at once; `around` says what the loop does before, during and after it."""
-
-    def __init__(self) -> None:
-        self.around: Callable[[Callable[[], Any]], Any] = lambda call: call()
-
-    async def run(self, call: Callable[[], T]) -> T:
-        result: T = self.around(call)
-        return result
-
-
-def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    raise AssertionError("a coroutine waits although everything answers at once")
 
 
 @dataclass(slots=True)
