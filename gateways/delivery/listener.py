@@ -106,6 +106,8 @@ class Listener:
                 except trio.ClosedResourceError:
                     return
                 except OSError as error:
+                    if listener.fileno() < 0:
+                        return  # closed before it began to accept
                     _log.warning("accept failed: %s", error)
                     await trio.sleep(RETRY_S)
                     continue

@@ -142,6 +142,14 @@ async def test_host_may_be_a_name_or_an_address_of_either_family() -> None:
                 raise
 
 
+async def test_listener_that_is_closed_before_it_runs_ends_at_once() -> None:
+    built = Hall(Limits(NOTHING), None)
+    await built.listener.open("127.0.0.1", 0)
+    built.listener.close()
+    with trio.fail_after(30):
+        await built.listener.run()
+
+
 async def test_taken_port_is_an_error() -> None:
     async with hall() as built:
         with pytest.raises(OSError):
