@@ -39,6 +39,9 @@ OUTPUT_BYTES = 1024 * 1024
 _OFFSETS_MAX = 2**31 - 1
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+_HEADERS = pa.list_(_HEADER)
+_TAGS = pa.list_(pa.string())
+_ZERO = np.zeros(1, dtype=np.int32)
 SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -46,8 +49,8 @@ SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("timestamp", _TIME),
         ("properties", pa.binary()),
-        ("tags", pa.list_(pa.string())),
-        ("headers", pa.list_(_HEADER)),
+        ("tags", _TAGS),
+        ("headers", _HEADERS),
         ("protocol", pa.int8()),
         ("persistent", pa.bool_()),
         ("priority", pa.int16()),
@@ -71,10 +74,11 @@ class Stored(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One blob column of one batch."""
+    """One blob column of one batch; its sizes are u32, one for all or one for each."""
 
     blob: memoryview
-    sizes: "npt.NDArray[np.unsignedinteger[Any]]"
+    sizes: bytes
+    record_count: int
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
@@ -129,19 +133,32 @@ def table(
 
 
 def _output(group: Sequence[Columns], wanted: pa.Schema, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
+    arrays = [_COLUMNS[name](group) for name in wanted.names]
+    output = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    low, high = group[0].header.base_offset, group[-1].header.next_offset
+    if low >= start and (end is None or high <= end):
+        yield output
+        return
     offsets = _offsets(group)
     first = int(np.searchsorted(offsets, start))
     last = len(offsets) if end is None else int(np.searchsorted(offsets, end))
     if first < last:
-        arrays = [_COLUMNS[name](group) for name in wanted.names]
-        yield pa.RecordBatch.from_arrays(arrays, schema=wanted).slice(first, last - first)
+        yield output.slice(first, last - first)
 
 
 # -- columns ----------------------------------------------------------------------------------------------------
 
 
+def _joined(pieces: "list[npt.NDArray[Any]]") -> "npt.NDArray[Any]":
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _fixed(values: "npt.NDArray[Any]", kind: Any) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
 def _offsets(group: Sequence[Columns]) -> Ints:
-    return np.concatenate(
+    return _joined(
         [
             np.arange(one.header.base_offset, one.header.base_offset + one.header.record_count, dtype=np.int64)
             if one.offsets is None
@@ -151,71 +168,96 @@ def _offsets(group: Sequence[Columns]) -> Ints:
     )
 
 
-def _expanded(group: Sequence[Columns], runs: Callable[[Columns], Runs]) -> Ints:
-    return np.concatenate([runs(one).expand() for one in group])
-
-
-def _fixed(values: "npt.NDArray[Any]", kind: Any) -> pa.Array:
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+def _spread(runs: Runs, values: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
+    """One value for each run as one for each record."""
+    ends = runs.ends
+    if len(ends) == 1:
+        return np.full(ends[0], values[0])
+    return np.repeat(values, np.diff(ends, prepend=0)) if len(ends) < ends[-1] else values
 
 
 def _times(group: Sequence[Columns]) -> pa.Array:
-    return _fixed(_expanded(group, lambda one: one.timestamps), _TIME)
+    return _fixed(_joined([_spread(one.timestamps, _numbers(one.timestamps)) for one in group]), _TIME)
+
+
+def _numbers(runs: Runs) -> Ints:
+    return np.asarray(runs.values, dtype=np.int64)
 
 
 def _expiries(group: Sequence[Columns]) -> pa.Array:
-    values = _expanded(group, lambda one: one.expiries)
+    if all(one.expiries.values == [0] for one in group):
+        return pa.nulls(sum(one.header.record_count for one in group), _TIME)
+    values = _joined([_spread(one.expiries, _numbers(one.expiries)) for one in group])
     return pa.array(values, type=_TIME, mask=values == 0)
 
 
 def _bits(mask: int, shift: int, kind: Any, dtype: type) -> Callable[[Sequence[Columns]], pa.Array]:
+    """A part of the attributes: cut out for each run, then spread over its records."""
+
     def column(group: Sequence[Columns]) -> pa.Array:
-        values = (_expanded(group, lambda one: one.attributes) & mask) >> shift
-        return pa.array(values.astype(dtype), type=kind)
+        parts = [_spread(one.attributes, ((_numbers(one.attributes) & mask) >> shift).astype(dtype)) for one in group]
+        values = _joined(parts)
+        return pa.array(values, type=kind) if dtype is np.bool_ else _fixed(values, kind)
 
     return column
 
 
-def _sizes(stored: bytes, count: int) -> "npt.NDArray[np.unsignedinteger[Any]]":
-    sizes = np.frombuffer(stored, dtype="<u4")
-    return np.repeat(sizes, count) if len(sizes) == 1 and count > 1 else sizes
-
-
 def _blob(blob: memoryview, sizes: bytes, shared: bool, count: int) -> _Part:
     # What all records share is stored once, and Arrow wants it once for each.
-    return _Part(memoryview(bytes(blob) * count) if shared else blob, _sizes(sizes, count))
+    return _Part(memoryview(bytes(blob) * count) if shared else blob, sizes, count)
 
 
-def _binary(parts: Sequence[_Part], kind: Any) -> pa.Array:
+def _ends(sizes: bytes, count: int, first: int) -> "npt.NDArray[np.int32]":
+    """Where each entry of a column ends, behind so many bytes of the columns before it."""
+    if len(sizes) == 4:
+        size = int.from_bytes(sizes, "little")
+        return (
+            np.arange(first + size, first + size * count + 1, size, dtype=np.int32)
+            if size
+            else np.full(count, first, dtype=np.int32)
+        )
+    ends = np.cumsum(np.frombuffer(sizes, dtype="<u4"), dtype=np.int32)
+    return ends + np.int32(first) if first else ends
+
+
+def _binary(parts: Sequence[_Part]) -> pa.Array:
     """A column of bytes; of one part it lies where the part lies."""
-    sizes = parts[0].sizes if len(parts) == 1 else np.concatenate([part.sizes for part in parts])
     blob = parts[0].blob if len(parts) == 1 else b"".join(part.blob for part in parts)
     if len(blob) > _OFFSETS_MAX:
         raise Refused(f"a column of {len(blob)} bytes in one batch is more than Arrow's binary can hold: leave it out")
-    count = len(sizes)
-    ends = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(sizes, out=ends[1:])
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends), pa.py_buffer(blob)])
+    pieces = [_ZERO]
+    first = 0
+    for part in parts:
+        pieces.append(_ends(part.sizes, part.record_count, first))
+        first += len(part.blob)
+    ends = np.concatenate(pieces)
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(blob)])
 
 
 def _keys(group: Sequence[Columns]) -> pa.Array:
-    parts = [_blob(one.keys, one.key_sizes, one.key_shared, one.header.record_count) for one in group]
-    return _binary(parts, pa.binary())
+    return _binary([_blob(one.keys, one.key_sizes, one.key_shared, one.header.record_count) for one in group])
 
 
 def _properties(group: Sequence[Columns]) -> pa.Array:
-    parts = [
-        _blob(one.properties, one.properties_sizes, one.properties_shared, one.header.record_count) for one in group
-    ]
-    return _binary(parts, pa.binary())
+    return _binary(
+        [_blob(one.properties, one.properties_sizes, one.properties_shared, one.header.record_count) for one in group]
+    )
 
 
 def _values(group: Sequence[Columns]) -> pa.Array:
-    return _binary([_blob(one.values, one.value_sizes, False, one.header.record_count) for one in group], pa.binary())
+    return _binary([_blob(one.values, one.value_sizes, False, one.header.record_count) for one in group])
+
+
+def _empty_lists(group: Sequence[Columns], kind: Any) -> pa.Array:
+    count = sum(one.header.record_count for one in group)
+    ends = pa.py_buffer(np.zeros(count + 1, dtype=np.int32))
+    return pa.Array.from_buffers(kind, count, [None, ends], children=[pa.array([], kind.value_type)])
 
 
 def _tags(group: Sequence[Columns]) -> pa.Array:
     """The sets of all batches behind each other, then for each record the set it has."""
+    if all(len(one.tag_sets) == 1 for one in group):
+        return _empty_lists(group, _TAGS)
     texts: list[str] = []
     ends = [0]
     places = []
@@ -224,12 +266,14 @@ def _tags(group: Sequence[Columns]) -> pa.Array:
         for tag_set in one.tag_sets:
             texts += (one.tag_texts[tag] for tag in tag_set)
             ends.append(len(texts))
-        places.append(one.tags.expand() + first)
+        places.append(_spread(one.tags, _numbers(one.tags)) + first)
     sets = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(texts, pa.string()))
-    return sets.take(pa.array(np.concatenate(places)))
+    return sets.take(pa.array(_joined(places)))
 
 
 def _headers(group: Sequence[Columns]) -> pa.Array:
+    if not any(one.header_counts for one in group):
+        return _empty_lists(group, _HEADERS)
     counts = np.concatenate(
         [
             np.frombuffer(one.header_counts, dtype="<u2")
@@ -238,18 +282,21 @@ def _headers(group: Sequence[Columns]) -> pa.Array:
             for one in group
         ]
     )
-    ends = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=ends[1:])
-    names = _names([_Part(one.header_keys, np.frombuffer(one.header_key_sizes, dtype="<u2")) for one in group])
-    values = _binary(
-        [_Part(one.header_values, np.frombuffer(one.header_value_sizes, dtype="<u4")) for one in group], pa.binary()
-    )
+    ends = np.concatenate([_ZERO, np.cumsum(counts, dtype=np.int32)])
+    names = _names([_sized(one.header_keys, one.header_key_sizes, "<u2") for one in group])
+    values = _binary([_sized(one.header_values, one.header_value_sizes, "<u4") for one in group])
     pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER))
-    return pa.ListArray.from_arrays(pa.array(ends), pairs, type=pa.list_(_HEADER))
+    return pa.ListArray.from_arrays(pa.array(ends), pairs, type=_HEADERS)
+
+
+def _sized(blob: memoryview, sizes: bytes, dtype: str) -> _Part:
+    """A part whose sizes are always one for each."""
+    each = np.frombuffer(sizes, dtype=dtype)
+    return _Part(blob, each.astype("<u4").tobytes(), len(each))
 
 
 def _names(parts: Sequence[_Part]) -> pa.Array:
-    raw = _binary(parts, pa.binary())
+    raw = _binary(parts)
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:

@@ -24,6 +24,7 @@ that all records share stands there once.
 
 import struct
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ _REFERENCE = 0xFFFF_FFFF
 # timestamp, expiry, attribute, route, origin, tag runs | route sets, route words | tags, tag sets, tag places |
 # offset deltas | headers | key, properties, value sizes (1: all alike; count: each; 0: none)
 FIXED = struct.Struct("<16I")
+_I64 = struct.Struct("<q")
 _SHARED = 0x8000_0000
 
 #     0                 8         16               24                40            44
@@ -445,112 +447,86 @@ def _refuse_unknown(header: BatchHeader) -> None:
 def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader, blobs: bool) -> Columns:
     view = memoryview(data)
     start = position + HEADER_SIZE + header.summary_size
-    fixed = _block(view[start : start + header.fixed_stored], header.fixed_size, header.codec)
-    start += header.fixed_stored
-    blob = memoryview(b"")
-    if blobs:
-        blob = _block(view[start : start + header.blob_stored], header.blob_size, header.codec)
+    blob_start = start + header.fixed_stored
+    codec = header.codec
+    fixed = bytes(_block(view[start:blob_start], header.fixed_size, codec))
+    blob = _block(view[blob_start : blob_start + header.blob_stored], header.blob_size, codec) if blobs else view[:0]
     count = header.record_count
     if not 0 < count <= header.span:
         raise ValueError(f"{count} records for {header.span} offsets")
     counts = FIXED.unpack_from(fixed)
     at = FIXED.size
-
-    def take(letter: str, many: int) -> tuple[int, ...]:
-        nonlocal at
-        layout = struct.Struct(f"<{many}{letter}")
-        values = layout.unpack_from(fixed, at)
-        at += layout.size
-        return values
-
-    def raw(size: int) -> bytes:
-        nonlocal at
-        piece = bytes(fixed[at : at + size])
-        if len(piece) != size:
-            raise ValueError("fixed block is too short")
-        at += size
-        return piece
-
-    def runs(many: int) -> Runs:
-        if many == 0:
-            return Runs([0], [count])
-        values = list(take("q", many))
+    # Most columns of most batches are zero throughout; those share one.
+    zero = Runs([0], [count])
+    runs = [zero] * 6
+    for place in range(6):
+        many = counts[place]
         if many == 1:
-            return Runs(values, [count])
-        if many == count:
-            return Runs(values, list(range(1, count + 1)))
-        ends = list(take("I", many))
-        if ends[-1] != count or not all(low < high for low, high in pairwise([0, *ends])):
-            raise ValueError("runs do not lead to the count")
-        return Runs(values, ends)
-
-    def sets(sizes: tuple[int, ...], members: tuple[int, ...]) -> list[tuple[int, ...]]:
-        bounds = list(accumulate(sizes, initial=0))
-        if bounds[-1] != len(members):
-            raise ValueError(f"a dictionary has {len(members)} members, sizes say {bounds[-1]}")
-        return [members[low:high] for low, high in pairwise(bounds)]
-
-    timestamps, expiries, attributes, routes, origins, tags = (runs(many) for many in counts[:6])
+            runs[place] = Runs(list(_I64.unpack_from(fixed, at)), [count])
+            at += 8
+        elif many:
+            runs[place], at = _decode_runs(fixed, at, many, count)
     route_sets: list[RouteSet | RouteReference] = [()]
     if counts[6]:
-        sizes = take("I", counts[6])
-        spelled = sets(tuple(3 if size == _REFERENCE else size for size in sizes), take("I", counts[7]))
-        for size, one in zip(sizes, spelled, strict=True):
-            route_sets.append(RouteReference(one[1] << 32 | one[0], one[2]) if size == _REFERENCE else one)
-    tag_hashes = list(take("Q", counts[8]))
-    text_sizes = take("H", counts[8])
+        at = _decode_routes(fixed, at, counts[6], counts[7], route_sets)
+    tag_hashes: list[int] = []
+    text_sizes: tuple[int, ...] = ()
     tag_sets: list[tuple[int, ...]] = [()]
-    if counts[9]:
-        sizes, places = take("H", counts[9]), take("H", counts[10])
-        tag_sets += sets(sizes, places)
+    if counts[8] or counts[9]:
+        tag_hashes = list(struct.unpack_from(f"<{counts[8]}Q", fixed, at))
+        at += 8 * counts[8]
+        text_sizes = struct.unpack_from(f"<{counts[8]}H", fixed, at)
+        at += 2 * counts[8]
+        sizes = struct.unpack_from(f"<{counts[9]}H", fixed, at)
+        places = struct.unpack_from(f"<{counts[10]}H", fixed, at + 2 * counts[9])
+        at += 2 * (counts[9] + counts[10])
+        tag_sets += _sets(sizes, places)
         if max(places, default=-1) >= counts[8]:
             raise ValueError("a tag set names a tag that is not there")
-    for runs_of, dictionary in ((routes, len(route_sets)), (tags, len(tag_sets))):
-        if min(runs_of.values) < 0 or max(runs_of.values) >= dictionary:
+    timestamps, expiries, attributes, routes, origins, tags = runs
+    for one, dictionary in ((routes, len(route_sets)), (tags, len(tag_sets))):
+        if one is not zero and (min(one.values) < 0 or max(one.values) >= dictionary):
             raise ValueError("a run names a set that is not there")
     offsets: list[int] | None = None
     if counts[11]:
-        deltas = take("I", counts[11])
+        deltas = struct.unpack_from(f"<{counts[11]}I", fixed, at)
+        at += 4 * counts[11]
         if len(deltas) != count or deltas[-1] >= header.span or not all(low < high for low, high in pairwise(deltas)):
             raise ValueError("offsets do not rise within the span")
         offsets = [header.base_offset + delta for delta in deltas]
-    header_counts = raw(2 * count if counts[12] else 0)
-    if counts[12] and int(np.frombuffer(header_counts, dtype="<u2").sum(dtype=np.int64)) != counts[12]:
-        raise ValueError("header counts do not add up")
-    header_key_sizes = raw(2 * counts[12])
-    header_value_sizes = raw(4 * counts[12])
-    key_sizes = raw(4 * (counts[13] & ~_SHARED))
-    properties_sizes = raw(4 * (counts[14] & ~_SHARED))
-    value_sizes = raw(4 * counts[15])
-
-    def total(sizes: bytes, many: int, shared: bool) -> int:
-        each = len(sizes) // 4
-        if each == 1:
-            return int.from_bytes(sizes, "little") * (1 if shared else many)
-        if each != many or shared:
-            raise ValueError("a size column has the wrong length")
-        return int(np.frombuffer(sizes, dtype="<u4").sum(dtype=np.int64))
-
-    key_shared = bool(counts[13] & _SHARED)
-    properties_shared = bool(counts[14] & _SHARED)
-    bounds = [0]
-    for length in (
-        total(key_sizes, count, key_shared),
-        total(properties_sizes, count, properties_shared),
-        int(np.frombuffer(header_key_sizes, dtype="<u2").sum(dtype=np.int64)),
-        int(np.frombuffer(header_value_sizes, dtype="<u4").sum(dtype=np.int64)),
-        sum(text_sizes),
-        total(value_sizes, count, shared=False),
-    ):
-        bounds.append(bounds[-1] + length)
-    if bounds[-1] != header.blob_size:
-        raise ValueError(f"blobs are {header.blob_size} bytes, sizes say {bounds[-1]}")
-    pieces = [blob[low:high] for low, high in pairwise(bounds)]
-    tag_texts = []
-    place = 0
-    for size in text_sizes if blobs else ():
-        tag_texts.append(str(pieces[4][place : place + size], "utf-8"))
-        place += size
+    header_counts = header_key_sizes = header_value_sizes = b""
+    if counts[12]:
+        header_counts = fixed[at : at + 2 * count]
+        at += 2 * count
+        header_key_sizes = fixed[at : at + 2 * counts[12]]
+        at += 2 * counts[12]
+        header_value_sizes = fixed[at : at + 4 * counts[12]]
+        at += 4 * counts[12]
+        if int(np.frombuffer(header_counts, dtype="<u2").sum(dtype=np.int64)) != counts[12]:
+            raise ValueError("header counts do not add up")
+    key_shared, properties_shared = bool(counts[13] & _SHARED), bool(counts[14] & _SHARED)
+    keys_to = at + 4 * (counts[13] & ~_SHARED)
+    properties_to = keys_to + 4 * (counts[14] & ~_SHARED)
+    sizes_to = properties_to + 4 * counts[15]
+    if sizes_to > len(fixed):
+        raise ValueError("fixed block is too short")
+    key_sizes, properties_sizes = fixed[at:keys_to], fixed[keys_to:properties_to]
+    value_sizes = fixed[properties_to:sizes_to]
+    keys_end = _total(key_sizes, 1 if key_shared else count)
+    headers_at = values_at = keys_end + _total(properties_sizes, 1 if properties_shared else count)
+    header_keys = header_values = blob[:0]
+    tag_texts: list[str] = []
+    if counts[12] or text_sizes:
+        names_end = headers_at + int(np.frombuffer(header_key_sizes, dtype="<u2").sum(dtype=np.int64))
+        values_at = names_end + int(np.frombuffer(header_value_sizes, dtype="<u4").sum(dtype=np.int64))
+        header_keys, header_values = blob[headers_at:names_end], blob[names_end:values_at]
+        for size in text_sizes:
+            if blobs:
+                tag_texts.append(str(blob[values_at : values_at + size], "utf-8"))
+            values_at += size
+    end = values_at + _total(value_sizes, count)
+    if end != header.blob_size:
+        raise ValueError(f"blobs are {header.blob_size} bytes, sizes say {end}")
     return Columns(
         header,
         timestamps,
@@ -572,12 +548,48 @@ def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader
         properties_sizes,
         properties_shared,
         value_sizes,
-        pieces[0],
-        pieces[1],
-        pieces[2],
-        pieces[3],
-        pieces[5],
+        blob[:keys_end],
+        blob[keys_end:headers_at],
+        header_keys,
+        header_values,
+        blob[values_at:],
     )
+
+
+def _decode_runs(fixed: bytes, at: int, many: int, count: int) -> tuple[Runs, int]:
+    values = list(struct.unpack_from(f"<{many}q", fixed, at))
+    at += 8 * many
+    if many == count:
+        return Runs(values, list(range(1, count + 1))), at
+    ends = list(struct.unpack_from(f"<{many}I", fixed, at))
+    if ends[-1] != count or not all(low < high for low, high in pairwise([0, *ends])):
+        raise ValueError("runs do not lead to the count")
+    return Runs(values, ends), at + 4 * many
+
+
+def _decode_routes(fixed: bytes, at: int, many: int, word_count: int, found: list[RouteSet | RouteReference]) -> int:
+    sizes = struct.unpack_from(f"<{many}I", fixed, at)
+    words = struct.unpack_from(f"<{word_count}I", fixed, at + 4 * many)
+    spelled = _sets(tuple(3 if size == _REFERENCE else size for size in sizes), words)
+    for size, one in zip(sizes, spelled, strict=True):
+        found.append(RouteReference(one[1] << 32 | one[0], one[2]) if size == _REFERENCE else one)
+    return at + 4 * (many + word_count)
+
+
+def _sets(sizes: tuple[int, ...], members: tuple[int, ...]) -> list[tuple[int, ...]]:
+    bounds = list(accumulate(sizes, initial=0))
+    if bounds[-1] != len(members):
+        raise ValueError(f"a dictionary has {len(members)} members, sizes say {bounds[-1]}")
+    return [members[low:high] for low, high in pairwise(bounds)]
+
+
+def _total(sizes: bytes, count: int) -> int:
+    """The bytes of a column of `count` entries (one, where all share it) by its sizes: one for all, or one each."""
+    if len(sizes) == 4:
+        return int.from_bytes(sizes, "little") * count
+    if len(sizes) != 4 * count:
+        raise ValueError("a size column has the wrong length")
+    return int(np.frombuffer(sizes, dtype="<u4").sum(dtype=np.int64))
 
 
 def decode(data: bytes | memoryview, position: int, header: BatchHeader) -> RecordBatch:
@@ -595,8 +607,9 @@ def decode(data: bytes | memoryview, position: int, header: BatchHeader) -> Reco
     batch.timestamps, batch.expiries, batch.attributes = columns.timestamps, columns.expiries, columns.attributes
     batch.routes, batch.origins, batch.tags = columns.routes, columns.origins, columns.tags
     batch.route_sets = columns.route_sets
-    texts = columns.tag_texts
-    batch.tag_sets = [tuple(texts[place] for place in one) for one in columns.tag_sets]
+    if len(columns.tag_sets) > 1:
+        texts = columns.tag_texts
+        batch.tag_sets = [tuple(texts[place] for place in one) for one in columns.tag_sets]
     batch.offsets = columns.offsets
     batch.keys = cut(columns.keys, columns.key_sizes, count, columns.key_shared)
     batch.properties = cut(columns.properties, columns.properties_sizes, count, columns.properties_shared)
@@ -609,26 +622,16 @@ def decode(data: bytes | memoryview, position: int, header: BatchHeader) -> Reco
 
 def cut(blob: memoryview, sizes: bytes, count: int, shared: bool) -> list[bytes]:
     """A blob column as a list of bytes."""
-    if shared:
+    if shared or count == 1:
         return [bytes(blob)] * count
-    data = bytes(blob)
-    if count == 1:
-        return [data]
     if len(sizes) == 4:
         size = int.from_bytes(sizes, "little")
         if size == 0:
             return [b""] * count
         # numpy's void items come out as bytes in one C loop: 16 ns each against 80 for slices (bench/read.py).
-        cells: list[bytes] = np.frombuffer(data, dtype=f"V{size}").tolist()
+        cells: list[bytes] = np.frombuffer(blob, dtype=f"V{size}").tolist()
         return cells
-    ends = np.cumsum(np.frombuffer(sizes, dtype="<u4"), dtype=np.int64).tolist()
-    start = 0
-    pieces: list[bytes] = []
-    append = pieces.append
-    for end in ends:
-        append(data[start:end])
-        start = end
-    return pieces
+    return cut_sized(blob, np.frombuffer(sizes, dtype="<u4"))
 
 
 def _cut_headers(columns: Columns) -> list[Headers]:
@@ -641,9 +644,8 @@ def _cut_headers(columns: Columns) -> list[Headers]:
 
 def cut_sized(blob: memoryview, sizes: "np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]") -> list[bytes]:
     """Pieces of a blob, by a numpy column of sizes."""
-    data = bytes(blob)
-    ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    return [data[low:high] for low, high in zip([0, *ends], ends, strict=False)]
+    # Reading on and on costs half of what slices do, which each need two numbers and a slice object.
+    return list(map(BytesIO(blob).read, sizes.tolist()))
 
 
 def _block(stored: memoryview, size: int, codec: int) -> memoryview:
