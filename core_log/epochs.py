@@ -4,10 +4,14 @@ An epoch's identity is (epoch, leader id): after a regression of the metadata st
 given out twice, so the pair is compared, never the number alone (C7). Derived from the batches' headers;
 the file `epochs` of a partition only saves reading them all again.
 Invariant: epochs and first offsets both rise from entry to entry (first offsets never fall).
+
+    file `epochs`: text, a line `epoch leader first-offset` for each stint, then `hash` and the lines' xxh3-64 in hex
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import xxhash
 
 
 class EpochStart(NamedTuple):
@@ -77,10 +81,13 @@ class EpochHistory:
         self._entries = [entry for entry in self._entries if entry.first_offset < offset]
 
     def encode(self) -> bytes:
-        return "".join(f"{epoch} {leader} {first}\n" for epoch, leader, first in self._entries).encode()
+        lines = "".join(f"{epoch} {leader} {first}\n" for epoch, leader, first in self._entries).encode()
+        return lines + b"hash %016x\n" % xxhash.xxh3_64_intdigest(lines)
 
     @classmethod
     def decode(cls, data: bytes) -> "EpochHistory":
         """Raises ValueError when these bytes are no history; the caller then reads the log instead."""
-        entries = [EpochStart(*map(int, line.split())) for line in data.decode("ascii").splitlines()]
-        return cls(entries)
+        lines, mark, digest = data.rpartition(b"hash ")
+        if not mark or digest != b"%016x\n" % xxhash.xxh3_64_intdigest(lines):
+            raise ValueError("its hash is missing or wrong")
+        return cls([EpochStart(*map(int, line.split())) for line in lines.decode("ascii").splitlines()])

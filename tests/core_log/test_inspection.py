@@ -9,6 +9,7 @@ import pytest
 
 from headrace.core_log.config import LogConfig
 from headrace.core_log.directory import LogDirectory
+from headrace.core_log.epochs import EpochHistory, EpochStart
 from headrace.core_log.errors import StorageError
 from headrace.core_log.format import SEGMENT_HEAD_SIZE
 from headrace.core_log.inspection import (
@@ -362,7 +363,7 @@ def test_epochs_and_producers_that_cannot_be_read_are_found() -> None:
 
 def test_epoch_file_that_says_something_else_than_the_batches_is_found() -> None:
     storage, log = closed_log()
-    storage.replace_file(f"{log.folder}/epochs", b"2 0 0\n")
+    storage.replace_file(f"{log.folder}/epochs", EpochHistory([EpochStart(2, 0, 0)]).encode())
     found = problems(storage)[0]
     assert found.path == f"{log.folder}/epochs"
     assert "says epoch 2 of leader 0" in found.what

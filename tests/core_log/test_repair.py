@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core_log.config import LogConfig
+from headrace.core_log.epochs import EpochHistory, EpochStart
 from headrace.core_log.errors import CorruptLog, UnknownFormat
 from headrace.core_log.format import HASHED_FROM, HEADER_SIZE, SEGMENT_HEAD_SIZE, BatchHeader
 from headrace.core_log.inspection import Finding, Level, Partition, Tally, partition_of, read_journal, streams, verify
@@ -292,7 +293,10 @@ def test_derived_file_that_lies_is_removed_and_no_record_is_lost(suffix: str) ->
     assert_mended(case, made)
 
 
-@pytest.mark.parametrize(("name", "content"), [("epochs", b"x"), ("epochs", b"9 9 0\n"), ("producers", b"bad")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("epochs", b"x"), ("epochs", EpochHistory([EpochStart(9, 9, 0)]).encode()), ("producers", b"bad")],
+)
 def test_epochs_and_producers_that_cannot_be_believed_are_set_aside(name: str, content: bytes) -> None:
     case = Case()
     case.storage.replace_file(f"{case.folder}/{name}", content)
