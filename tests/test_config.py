@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from headrace.config import Config, load_config
+from headrace.controller.config import UserDefinition
+from headrace.controller.entities import UserLimits
 from headrace.core_log.config import DirectoryConfig, LogConfig
+from headrace.gateways.amqp.config import AmqpConfig
+from headrace.gateways.delivery.alarms import AlarmsConfig
+from headrace.gateways.delivery.limits import LimitsConfig
+from headrace.gateways.delivery.tls import NameFrom, TlsConfig
 from headrace.kinds import Address
 from headrace.settings import ConfigError, settings_of
 
@@ -75,6 +81,98 @@ def test_all_of_a_file_is_taken(tmp_path: Path) -> None:
 def test_our_defaults_are_those_of_the_log() -> None:
     storage = Config().storage
     assert (storage.stream_defaults(), storage.directory()) == (LogConfig(), DirectoryConfig())
+
+
+def test_defaults_of_the_doors_are_those_of_their_rooms() -> None:
+    config = Config()
+    assert config.amqp.door() == AmqpConfig()
+    assert (config.limits.values(), config.alarms.values()) == (LimitsConfig(), AlarmsConfig())
+    assert config.tls.doors() is None
+
+
+def test_settings_of_the_doors_reach_their_rooms(tmp_path: Path) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text(
+        """
+        [amqp]
+        allow_plaintext_auth = true
+        heartbeat_s = 10
+        consumer_timeout_ms = "0s"
+        [tls]
+        certificate = "server.pem"
+        key = "server.key"
+        client_ca = "ca.pem"
+        name_from = "cn"
+        [limits]
+        connections_max = "unlimited"
+        channels_per_user_max = 7
+        [alarms]
+        memory_share = "50%"
+        disk_free_bytes = "10GiB"
+        """
+    )
+    config = load_config(path, {}, {})
+    assert config.amqp.door() == AmqpConfig(allow_plaintext_auth=True, heartbeat_s=10, consumer_timeout_ms=0)
+    assert config.tls.doors() == TlsConfig(
+        Path("server.pem"), Path("server.key"), Path("ca.pem"), name_from=NameFrom.CN
+    )
+    assert config.limits.values() == LimitsConfig(connections_max=None, channels_per_user_max=7)
+    assert config.alarms.values() == AlarmsConfig(memory_share=0.5, disk_free_bytes=10 << 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('certificate = "a.pem"', "tls.key: missing"),
+        ('key = "a.key"', "tls.certificate: missing"),
+        ('client_ca = "ca.pem"', "tls: client certificates need certificate and key"),
+        ("client_certificate_required = true", "tls: client certificates need certificate and key"),
+        (
+            'certificate = "a.pem"\nkey = "a.key"\nclient_certificate_required = true',
+            "tls.client_certificate_required: client certificates cannot be required without a client_ca",
+        ),
+    ],
+)
+def test_half_a_configuration_of_tls_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text(f"[tls]\n{text}\n")
+    with pytest.raises(ConfigError, match=problem):
+        load_config(path, {}, {})
+
+
+def test_definitions_stand_beside_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text(
+        """
+        [limits]
+        connections_max = 5
+        [limits.users.ann]
+        max_channels = 3
+        [[users]]
+        name = "ann"
+        password = "canary"
+        [[vhosts]]
+        name = "shop"
+        """
+    )
+    config = load_config(path, {}, {})
+    assert config.limits.connections_max == 5
+    assert config.definitions.users == (UserDefinition("ann", password="canary"),)
+    assert config.definitions.user_limits == (UserLimits("ann", channels_max=3),)
+    assert config.file == path
+    assert "canary" not in repr(config)
+
+
+def test_problem_of_a_definition_names_file_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "headrace.toml"
+    path.write_text('[[users]]\nname = "ann"\npasword = "canary"\n[limits]\nconnection_max = 5\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {}, {})
+    assert caught.value.problems == (f"{path}: limits.connection_max: unknown field",)
+    path.write_text('[[users]]\nname = "ann"\npasword = "canary"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {}, {})
+    assert caught.value.problems == (f"{path}: users[0].pasword: unknown field",)
 
 
 def test_mistyped_key_is_answered_with_the_nearest() -> None:

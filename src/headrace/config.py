@@ -6,10 +6,15 @@ Neighbours: settings.py has the order of precedence and the errors, kinds.py the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.controller.config import SECTIONS, Definitions, parse_definitions
 from headrace.core_log.config import Compression, DirectoryConfig, Durability, LogConfig
+from headrace.gateways.amqp.config import AmqpConfig
+from headrace.gateways.delivery.alarms import AlarmsConfig
+from headrace.gateways.delivery.limits import LimitsConfig
+from headrace.gateways.delivery.tls import NameFrom, TlsConfig
 from headrace.kinds import (
     DAY_MS,
     GIB,
@@ -20,12 +25,14 @@ from headrace.kinds import (
     Choice,
     Count,
     FilePath,
+    Flag,
     Listen,
     Milliseconds,
     Seconds,
+    Share,
     Size,
 )
-from headrace.settings import load, section, setting
+from headrace.settings import ConfigError, load, parsed, section, setting
 
 
 def _door(name: str, port: int, what: str, *, open: bool = True) -> Address | None:
@@ -119,13 +126,146 @@ class StorageConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AmqpSection:
+    allow_plaintext_auth: bool = setting(
+        Flag(), "let clients of other machines send passwords without TLS; over loopback they always may", False
+    )
+    heartbeat_s: int = setting(
+        Seconds(0, 65_535), "heartbeat proposed to clients; a peer silent for two of them is gone; 0 for none", 60
+    )
+    frame_max: int = setting(Size(4 * KIB, 16 * MIB), "largest frame, of either side", 128 * KIB)
+    channel_max: int = setting(Count(1, 65_535), "channels of one connection", 2047)
+    body_bytes_max: int = setting(Size(1, 512 * MIB), "largest message; a larger one is refused", 128 * MIB)
+    consumers_per_channel_max: int = setting(Count(1, 1_000_000), "consumers of one channel", 1000)
+    consumer_timeout_ms: int = setting(
+        Milliseconds(0),
+        "how long a client may hold a delivery without settling it; 0 for as long as it likes",
+        HOUR_MS // 2,
+    )
+    handshake_s: int = setting(Seconds(1, 600), "time to log in, from the first octet on", 10)
+    write_buffer_bytes: int = setting(
+        Size(16 * KIB, GIB), "unsent octets of a connection above which its consumers wait", MIB
+    )
+
+    def door(self) -> AmqpConfig:
+        return AmqpConfig(
+            frame_max=self.frame_max,
+            channel_max=self.channel_max,
+            heartbeat_s=self.heartbeat_s,
+            body_bytes_max=self.body_bytes_max,
+            handshake_s=self.handshake_s,
+            write_buffer_bytes=self.write_buffer_bytes,
+            consumers_per_channel_max=self.consumers_per_channel_max,
+            consumer_timeout_ms=self.consumer_timeout_ms,
+            allow_plaintext_auth=self.allow_plaintext_auth,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSection:
+    certificate: Path | None = setting(
+        FilePath(maybe=True), "PEM file of the server's certificate and those between it and its CA", None, live=True
+    )
+    key: Path | None = setting(
+        FilePath(maybe=True), "PEM file of the key, without passphrase and for its owner only", None, live=True
+    )
+    client_ca: Path | None = setting(
+        FilePath(maybe=True), "PEM file of the CAs whose certificates clients may log in with", None, live=True
+    )
+    client_certificate_required: bool = setting(Flag(), "turn away clients that show no certificate", False, live=True)
+    name_from: NameFrom = setting(
+        Choice(tuple(NameFrom)),
+        "field of a client's certificate that has the user's name",
+        NameFrom.SAN_OR_CN,
+        live=True,
+    )
+
+    def doors(self) -> TlsConfig | None:
+        """None: nothing that TLS needs is configured. ConfigError for half of it."""
+        if self.certificate is None and self.key is None:
+            if self.client_ca is not None or self.client_certificate_required:
+                raise ConfigError(["tls: client certificates need certificate and key of the server"])
+            return None
+        if self.certificate is None or self.key is None:
+            missing = "certificate" if self.certificate is None else "key"
+            raise ConfigError([f"tls.{missing}: missing; certificate and key belong together"])
+        try:
+            return TlsConfig(
+                self.certificate, self.key, self.client_ca, self.client_certificate_required, NameFrom(self.name_from)
+            )
+        except ValueError as error:
+            raise ConfigError([f"tls.client_certificate_required: {error}"]) from None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSection:
+    connections_max: int | None = setting(
+        Count(1, 10_000_000, unlimited=True), "connections of this node", 10_000, live=True
+    )
+    connections_per_user_max: int | None = setting(
+        Count(1, 10_000_000, unlimited=True), "connections of one user, loopback spared", 1000, live=True
+    )
+    connections_per_address_max: int | None = setting(
+        Count(1, 10_000_000, unlimited=True), "connections from one address, loopback spared", 100, live=True
+    )
+    channels_per_user_max: int | None = setting(
+        Count(1, 10_000_000, unlimited=True), "channels of one user, loopback spared", None, live=True
+    )
+    queues_per_vhost_max: int | None = setting(
+        Count(1, 10_000_000, unlimited=True), "queues of one vhost, exclusive ones too", 50_000, live=True
+    )
+
+    def values(self) -> LimitsConfig:
+        return LimitsConfig(
+            connections_max=self.connections_max,
+            connections_per_user_max=self.connections_per_user_max,
+            connections_per_address_max=self.connections_per_address_max,
+            channels_per_user_max=self.channels_per_user_max,
+            queues_per_vhost_max=self.queues_per_vhost_max,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmsSection:
+    memory_share: float = setting(
+        Share(0, 1), "of the machine's or container's memory: above it, publishers wait; 0 for never", 0.6, live=True
+    )
+    refuse_share: float = setting(
+        Share(0, 1), "of the memory: above it, nobody new may connect; 0 for never", 0.8, live=True
+    )
+    disk_free_share: float = setting(
+        Share(0, 1), "of the data directory's disk: with less free, publishers wait", 0.05, live=True
+    )
+    disk_free_bytes: int = setting(Size(0), "the same in bytes; the greater of both counts", 2 * GIB, live=True)
+
+    def values(self) -> AlarmsConfig:
+        return AlarmsConfig(
+            memory_share=self.memory_share,
+            refuse_share=self.refuse_share,
+            disk_free_share=self.disk_free_share,
+            disk_free_bytes=self.disk_free_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     node: NodeConfig = section(NodeConfig)
     doors: DoorsConfig = section(DoorsConfig)
     log: LoggingConfig = section(LoggingConfig)
     storage: StorageConfig = section(StorageConfig)
+    amqp: AmqpSection = section(AmqpSection)
+    tls: TlsSection = section(TlsSection)
+    limits: LimitsSection = section(LimitsSection)
+    alarms: AlarmsSection = section(AlarmsSection)
+    # Vhosts, users, rights, policies, and the limits of single users and vhosts.
+    definitions: Definitions = parsed(SECTIONS, parse_definitions)  # noqa: RUF009 (it makes a field)
+    # Where they stand, for those who find something wrong with them.
+    file: Path | None = None
 
 
 def load_config(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, str]) -> Config:
     """Flags (`overrides`, by name: `doors.amqp`) over environment over file over defaults, or ConfigError."""
-    return load(Config, path, environ, overrides)
+    config = load(Config, path, environ, overrides)
+    # Half a configuration of TLS is found here, not when a door opens.
+    config.tls.doors()
+    return replace(config, file=path)
