@@ -72,15 +72,15 @@ class AmqpConsumer(HeldBy):
                 [again] * count,
                 [exchange] * count,
                 batch.keys[first:last],
-                self._properties(stretch),
+                self._properties(queue, stretch),
                 batch.values[first:last],
                 self._frame_max,
             )
         )
         stretch.batch = None
 
-    def _properties(self, stretch: Stretch) -> list[bytes]:
-        return stretch.loaded().properties[stretch.index : stretch.index + stretch.count]
+    def _properties(self, view: View, stretch: Stretch) -> list[bytes]:
+        return properties_of(view, stretch)
 
     def cancel(self) -> None:
         """The queue is gone: tell the client, if it said that it understands."""
@@ -91,14 +91,22 @@ class AmqpConsumer(HeldBy):
             )
 
 
+def properties_of(view: View, stretch: Stretch) -> list[bytes]:
+    """The properties of a delivery: as they came, or with the count of failed deliveries where the queue tells it."""
+    found = stretch.loaded().properties[stretch.index : stretch.index + stretch.count]
+    if stretch.failures and view.settings.tells_failures:
+        return [properties.with_headers(props, {"x-delivery-count": stretch.failures}) for props in found]
+    return found
+
+
 class ReadingConsumer(AmqpConsumer):
     """One that reads a stream, or beside a queue: each delivery says which number it has."""
 
-    def _properties(self, stretch: Stretch) -> list[bytes]:
+    def _properties(self, view: View, stretch: Stretch) -> list[bytes]:
         last: bytes | None = None
         before = behind = b""
         numbered: list[bytes] = []
-        for number, props in enumerate(super()._properties(stretch), stretch.seq):
+        for number, props in enumerate(super()._properties(view, stretch), stretch.seq):
             if props is not last:
                 before, behind = properties.around_header(props, "x-stream-offset", _NUMBER.size)
                 last = props

@@ -26,7 +26,7 @@ from headrace.gateways.amqp.arguments import (
 )
 from headrace.gateways.amqp.channel import Channel
 from headrace.gateways.amqp.config import AmqpConfig
-from headrace.gateways.amqp.consumer import AmqpConsumer, ReadingConsumer
+from headrace.gateways.amqp.consumer import AmqpConsumer, ReadingConsumer, properties_of
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to, resource
 from headrace.gateways.amqp.frames import Acks, encode_get_ok, encode_method
 from headrace.gateways.amqp.methods import Method, ids, make
@@ -510,7 +510,7 @@ class Operations:
                 self._broker.exchange_names.get(stretch.source.stream_id, b""),
                 batch.keys[index],
                 queue.ready_count,
-                batch.properties[index],
+                properties_of(queue, stretch)[0],
                 batch.values[index],
                 self._frame_max,
             )
@@ -541,17 +541,13 @@ class Operations:
         self.acks(channel, Acks(channel.number, [(method.delivery_tag, method.multiple)]))
 
     async def _basic_nack(self, channel: Channel, method: commands.Basic.Nack) -> None:
-        self._reject(channel, method.delivery_tag, method.multiple, method.requeue)
+        # As in RabbitMQ 4.3: a nack says that nobody tried, a reject that somebody failed.
+        self._reject(channel, method.delivery_tag, method.multiple, _return if method.requeue else _reject)
 
     async def _basic_reject(self, channel: Channel, method: commands.Basic.Reject) -> None:
-        self._reject(channel, int(method.delivery_tag or 0), False, method.requeue)
+        self._reject(channel, int(method.delivery_tag or 0), False, _give_back if method.requeue else _reject)
 
-    def _reject(self, channel: Channel, tag: int, multiple: bool, requeue: bool) -> None:
-        settle: Callable[[View, Stretch], None]
-        if requeue:
-            settle = _give_back
-        else:
-            settle = _reject
+    def _reject(self, channel: Channel, tag: int, multiple: bool, settle: Callable[[View, Stretch], None]) -> None:
         if channel.transactional:
             channel.set_aside(tag, multiple, settle)
             return
@@ -564,7 +560,7 @@ class Operations:
         if not method.requeue:
             raise amqp_error(ReplyCode.NOT_IMPLEMENTED, "requeue=false")
         for queue, stretch in channel.release_all():
-            queue.give_back([stretch])
+            queue.give_back([stretch], failed=False)
             self._touched[queue] = None
         if isinstance(method, commands.Basic.Recover):
             self._answer(channel, commands.Basic.RecoverOk)
@@ -658,3 +654,7 @@ def _reject(view: View, stretch: Stretch) -> None:
 
 def _give_back(view: View, stretch: Stretch) -> None:
     view.give_back([stretch])
+
+
+def _return(view: View, stretch: Stretch) -> None:
+    view.give_back([stretch], failed=False)

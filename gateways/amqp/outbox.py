@@ -10,15 +10,20 @@ from collections.abc import Callable
 
 import trio
 
+# Small parts are joined up to about this much for one send; what is larger goes out as it is, without another copy.
+SEND_BYTES = 256 * 1024
+
 
 class Outbox:
     def __init__(self, sock: socket.socket, bytes_max: int, note: Callable[["Outbox"], None]) -> None:
         self._socket = sock
         self._bytes_max = bytes_max
         self._note = note
-        self._parts: deque[bytes] = deque()
+        self._parts: deque[bytes | memoryview] = deque()
         self._noted = False
+        # Set while the socket takes no more and the writer waits for it.
         self._full = trio.Event()
+        self._emptied = trio.Event()
         self.byte_count = 0
         self.sent_count = 0
         self.closed = False
@@ -53,8 +58,7 @@ class Outbox:
         """True when everything went out."""
         parts = self._parts
         while parts:
-            data = parts.popleft() if len(parts) == 1 else b"".join(parts)
-            parts.clear()
+            data = parts.popleft() if len(parts) == 1 else self._joined()
             try:
                 count = self._socket.send(data)
             except BlockingIOError:
@@ -65,9 +69,24 @@ class Outbox:
             self.byte_count -= count
             self.sent_count += count
             if count < len(data):
-                parts.append(data[count:])
+                # A view of the rest: a large message is sent in many pieces, and copied for none of them.
+                parts.appendleft(memoryview(data)[count:])
                 return False
         return True
+
+    def _joined(self) -> bytes | memoryview:
+        """The first parts as one, up to about SEND_BYTES; at least one of them."""
+        parts = self._parts
+        if self.byte_count <= SEND_BYTES:
+            data = b"".join(parts)
+            parts.clear()
+            return data
+        taken = [parts.popleft()]
+        size = len(taken[0])
+        while parts and size + len(parts[0]) <= SEND_BYTES:
+            taken.append(parts.popleft())
+            size += len(taken[-1])
+        return taken[0] if len(taken) == 1 else b"".join(taken)
 
     async def run(self) -> None:
         """Wait for a full socket to take more, until cancelled."""
@@ -82,16 +101,18 @@ class Outbox:
                 if done:
                     break
             self._full = trio.Event()
+            self._emptied.set()
+            self._emptied = trio.Event()
             self.on_room()
 
     async def drained(self) -> None:
-        """Wait until everything put so far is with the kernel."""
+        """Wait until everything put so far is with the kernel. `run` must be running: one task waits for a socket."""
         self.flush()
         while self._parts and not self.closed:
-            await trio.lowlevel.wait_writable(self._socket)
-            self._send()
+            await self._emptied.wait()
 
     def close(self) -> None:
         self.closed = True
         self._parts.clear()
         self.byte_count = 0
+        self._emptied.set()

@@ -31,6 +31,7 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         consumer_timeout_ms=_lower(asked.consumer_timeout_ms, policy.get("consumer-timeout")),
         single_active_consumer=asked.single_active_consumer,
         committed_dispatch=asked.dispatch == "committed",
+        tells_failures=asked.queue_type is QueueType.QUORUM,
         stream=asked.queue_type is QueueType.STREAM,
         max_age_ms=asked.max_age_ms,
     )

@@ -64,6 +64,8 @@ class QueueSettings:
     consumer_timeout_ms: int | None = None
     single_active_consumer: bool = False
     committed_dispatch: bool = False
+    # Its consumers are told how often a delivery failed before, as RabbitMQ's quorum queues do.
+    tells_failures: bool = False
     # Read by reading views only, and kept for so long rather than until it is settled.
     stream: bool = False
     max_age_ms: int | None = None
