@@ -47,6 +47,8 @@ assert HEADER.size == HEADER_SIZE
 PREFIX = struct.Struct("<4sIQQ")
 HASHED_FROM = PREFIX.size
 HASHED_HEADER = struct.Struct("<BBHIQIIIIQqq16sqIIIIII")
+# magic, size, salt; flags; base offset, span; summary size: the rest is passed over (bench/skip.py).
+_GLIMPSE = struct.Struct("<4sIQ10xH4xQI8xI")
 assert HASHED_FROM + HASHED_HEADER.size == HEADER_SIZE
 
 FLAG_FIRST_OF_SEGMENT = 1
@@ -377,6 +379,21 @@ def maybe_header(data: bytes, position: int, salt: int) -> BatchHeader | None:
     header = BatchHeader(*fields)
     stored = HEADER_SIZE + header.summary_size + header.fixed_stored + header.blob_stored
     return header if header.size == stored else None
+
+
+def maybe_glimpse(data: bytes, position: int, salt: int) -> tuple[int, bool, int, bytes] | None:
+    """As much of a batch as it takes to pass over it: size, whether it is a gap, next offset, summary.
+
+    None when no batch of this segment begins here, or the bytes end before its summary does.
+    """
+    start = position + HEADER_SIZE
+    if start > len(data):
+        return None
+    magic, size, found_salt, flags, base_offset, span, summary_size = _GLIMPSE.unpack_from(data, position)
+    end = start + summary_size
+    if magic != BATCH_MAGIC or found_salt != salt or size < HEADER_SIZE or span == 0 or end > len(data):
+        return None
+    return size, flags & FLAG_GAP != 0, base_offset + span, data[start:end]
 
 
 def is_whole(data: bytes | memoryview, position: int, header: BatchHeader) -> bool:

@@ -21,7 +21,6 @@ from headrace.core_log.env import Clock, Ids
 from headrace.core_log.epochs import EpochHistory
 from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Refused, UnknownFormat
 from headrace.core_log.format import (
-    FLAG_GAP,
     HEADER_SIZE,
     SEGMENT_HEAD_SIZE,
     BatchHeader,
@@ -30,10 +29,10 @@ from headrace.core_log.format import (
     decode,
     encode,
     is_whole,
+    maybe_glimpse,
     maybe_header,
     maybe_segment_head,
     stamp,
-    summary_of,
 )
 from headrace.core_log.ids import Offset, StreamId
 from headrace.core_log.pool import SegmentPool
@@ -41,7 +40,7 @@ from headrace.core_log.producers import ProducerTable
 from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
 from headrace.core_log.segment import Segment
 from headrace.core_log.storage.contract import Storage
-from headrace.core_log.summary import may_hold
+from headrace.core_log.summary import ENTRIES_MAX, may_hold_any
 from headrace.core_log.tail import Tail, TailCache
 
 CHECKPOINT = "watermark"
@@ -49,6 +48,9 @@ EPOCHS = "epochs"
 PRODUCERS = "producers"
 REMOVED = ".removed"
 READ_BYTES = 1024 * 1024
+# A header and the largest summary there is.
+_GLIMPSE_BYTES = HEADER_SIZE + ENTRIES_MAX
+_GLIMPSE_WINDOW = 256 * 1024
 # A batch is sealed before its dictionaries outgrow their 16-bit columns.
 DICTIONARY_MAX = 16_384
 HEADER_NAME_BYTES_MAX = 0xFFFF
@@ -904,16 +906,16 @@ class PartitionLog:
             raise OffsetOutOfRange(offset, self.log_start, end)
         while offset < min(end, self.written_end):
             segment = self._segment_of(offset)
-            position = segment.locate(offset, self.config.index_interval_bytes)
-            for at, header, summary in _summaries(segment, position):
-                if header.base_offset >= end:
-                    return
-                offset = header.next_offset
-                if not header.flags & FLAG_GAP and any(may_hold(summary, one) for one in hashes):
-                    _header, data = segment.read_whole(at, header)
+            position: int | None = segment.locate(offset, self.config.index_interval_bytes)
+            while position is not None:
+                position, offset = _pass_over(segment, position, offset, end, hashes)
+                if position is not None:
+                    header, data = segment.read_whole(position)
                     batch = decode(data, 0, header)
                     self._resolve(segment, batch)
                     yield batch
+                    offset = header.next_offset
+                    position = position + header.size if offset < min(end, segment.end_offset) else None
 
     def read_raw(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> RawSlice | None:
         """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
@@ -1048,17 +1050,31 @@ class PartitionLog:
         self._segments[place] = Segment(storage, self.folder, old.base_offset, old.end_offset)
 
 
-def _summaries(segment: Segment, position: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
-    """Header and summary of each batch from a position on; the rest of the batch is not read."""
-    while True:
-        piece = segment.file.read(position, 1024)
-        header = maybe_header(piece, 0, segment.salt)
-        if header is None:
-            raise CorruptLog(segment.path, position, segment.base_offset, "no batch where one must be")
-        yield position, header, summary_of(piece, 0, header)
-        position += header.size
-        if header.next_offset >= segment.end_offset:
-            return
+def _pass_over(segment: Segment, position: int, offset: int, end: int, hashes: Sequence[int]) -> tuple[int | None, int]:
+    """(position, offset) of the next batch below the end that may hold one of these; position None: there is none.
+
+    Of large batches only the header and the summary are read; small ones lie so close together that one read for
+    several is cheaper than one for each.
+    """
+    salt = segment.salt
+    stop = min(end, segment.end_offset)
+    data = b""
+    start = position
+    window = _GLIMPSE_WINDOW
+    while offset < stop:
+        glimpse = maybe_glimpse(data, position - start, salt)
+        if glimpse is None:
+            data, start = segment.file.read(position, window), position
+            glimpse = maybe_glimpse(data, 0, salt)
+            if glimpse is None:
+                raise CorruptLog(segment.path, position, offset, "no batch where one must be")
+        size, is_gap, next_offset, summary = glimpse
+        if not is_gap and may_hold_any(summary, hashes):
+            return position, offset
+        position += size
+        offset = next_offset
+        window = _GLIMPSE_BYTES if size > _GLIMPSE_WINDOW // 8 else _GLIMPSE_WINDOW
+    return None, offset
 
 
 def _check_sizes(tags: tuple[str, ...], headers: Sequence[Headers] | None) -> None:

@@ -6,6 +6,7 @@ byte b >> 3 at position b & 7. More than 512 distinct entries: no summary, which
 """
 
 from collections.abc import Collection
+from itertools import repeat
 
 import xxhash
 
@@ -39,6 +40,11 @@ def summarise(hashes: Collection[int]) -> bytes:
             summary[bit >> 3] |= 1 << (bit & 7)
             entry += step
     return bytes(summary)
+
+
+def may_hold_any(summary: bytes, entries: Collection[int]) -> bool:
+    """False only if none of the entries is in the batch."""
+    return any(map(may_hold, repeat(summary), entries))
 
 
 def may_hold(summary: bytes, entry: int) -> bool:

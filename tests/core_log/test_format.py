@@ -27,6 +27,7 @@ from headrace.core_log.format import (
     encode,
     encode_segment_head,
     is_whole,
+    maybe_glimpse,
     maybe_header,
     maybe_segment_head,
     restamp,
@@ -162,6 +163,21 @@ def test_summary_never_says_no_wrongly(batch: RecordBatch, compress: str) -> Non
         assert may_hold(summary, key_hash(batch.keys[index]))
         for tag in batch.tags_at(index):
             assert may_hold(summary, tag_hash(tag))
+
+
+@given(record_batches() | gaps, compressions)
+def test_glimpse_says_what_the_header_says(batch: RecordBatch, compress: str) -> None:
+    data = b"xyz" + stored(batch, compress=compress)
+    header = maybe_header(data, 3, 1)
+    assert header is not None
+    summary = summary_of(data, 3, header)
+    wanted = (header.size, batch.gap is not None, header.next_offset, summary)
+    assert maybe_glimpse(data, 3, 1) == wanted
+    enough = 3 + HEADER_SIZE + len(summary)
+    assert maybe_glimpse(data[:enough], 3, 1) == wanted
+    assert maybe_glimpse(data[: enough - 1], 3, 1) is None
+    assert maybe_glimpse(data, 3, 2) is None
+    assert maybe_glimpse(data, 2, 1) is None
 
 
 def test_batch_of_very_many_keys_has_no_summary_and_so_holds_anything() -> None:
