@@ -237,7 +237,10 @@ class PartitionLog:
         return sum(self._size_of(segment) for segment in self._segments)
 
     def _size_of(self, segment: Segment) -> int:
-        return segment.end_position if segment.end_position >= 0 else segment.file.size()
+        if segment.end_position < 0:
+            # The file may be much longer than what is stored in it.
+            segment.locate(segment.base_offset, self.config.index_interval_bytes)
+        return segment.end_position
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -940,14 +943,14 @@ class PartitionLog:
     def offset_at_time(self, timestamp_us: int) -> Offset:
         """The first committed record at or after this time; the high watermark when there is none."""
         for segment in self._segments:
-            if segment.end_offset <= self.log_start:
+            start = max(segment.base_offset, self.log_start)
+            if segment.end_offset <= start:
                 continue
-            segment.locate(max(segment.base_offset, self.log_start), self.config.index_interval_bytes)
+            segment.locate(start, self.config.index_interval_bytes)
             assert segment.index is not None
             if segment.index.max_timestamp < timestamp_us:
                 continue
-            start = segment.index.offset_before_time(timestamp_us)
-            offset = max(self.log_start, segment.base_offset if start is None else start)
+            offset = max(start, segment.index.offset_before_time(timestamp_us) or 0)
             while offset < min(self.high_watermark, segment.end_offset):
                 for batch in self._read_segment(offset, self.high_watermark, READ_BYTES):
                     offset = batch.next_offset
