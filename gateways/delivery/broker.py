@@ -6,7 +6,7 @@ groups a few times a second and never before the log has passed the records it s
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import trio
@@ -104,6 +104,11 @@ class Broker:
         self._to_dispatch: dict[Queue, None] = {}
         self._next_ephemeral = EPHEMERAL_VIEWS
         self._retired: set[UUID] = set()
+        # For each durable queue, the lowest offset of each log that its last state in the journal speaks of: a crash
+        # brings that state back, so its records must be there.
+        self._kept: dict[Queue, dict[Source, int]] = {}
+        # What is being written to the journal; somebody who gave up waiting leaves it to the next.
+        self._draft: _Draft | None = None
         # Queues whose head is not visible yet, by the log that must be committed first.
         self._hidden: dict[PartitionLog, dict[Queue, None]] = {}
         # Called when something became ready outside of a door's turn.
@@ -143,6 +148,7 @@ class Broker:
             queue = self._views.get(view_id)
             if queue is not None:
                 _restore(queue, state, restored.blocks.get(view_id, ()), logs)
+                self._kept[queue] = _lowest_offsets(queue)
         for queue in await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values())):
             self._note_change(queue)
         for log in logs.values():
@@ -152,11 +158,16 @@ class Broker:
             for queue in self._views.values():
                 for lane in queue.lanes:
                     lane.delivered_below = lane.next_seq
+        await self.env.worker.run(self._count_bytes)
         await self._drop_unneeded()
         self._loaded = True
         for queue in self._views.values():
             if queue.ready_count and (queue.timed or queue.settings.message_ttl_ms is not None):
                 self._expiry.look_soon(queue)
+
+    def _count_bytes(self) -> None:
+        for queue in self._views.values():
+            queue.count_bytes()
 
     def _find_arrivals(self, restored: journal.Restored, logs: Iterable[PartitionLog]) -> set[Queue]:
         """Records behind the journal's last word find their views again by the routes in their batches."""
@@ -195,15 +206,16 @@ class Broker:
         for stream in list(self.directory.streams.values()):
             if stream.spec.kind in ("exchange", "queue") and stream.spec.id not in known | needed:
                 await self._delete_stream(stream)
-            elif stream.spec.kind == "exchange":
+            elif stream.spec.kind in ("exchange", "queue") and stream.spec.id not in known:
+                self._retired.add(stream.spec.id)
+            if stream.spec.kind == "exchange":
                 self.exchange_names.setdefault(stream.spec.id, stream.spec.name.encode())
 
     def _needed_streams(self) -> set[UUID]:
         """Streams that hold something which a queue has not settled, a stream keeps or a reader is at."""
         sources: set[Source] = set()
         for queue in self._views.values():
-            for lane in queue.lanes:
-                sources.update(lane.lowest_offsets())
+            sources.update(_lowest_offsets(queue), self._kept.get(queue, ()))
             for reader in queue.readers.values():
                 sources.update(reader.lane.lowest_offsets())
             if queue.settings.stream:
@@ -214,6 +226,8 @@ class Broker:
         for log in stream.partitions:
             self._dirty_logs.pop(log, None)
             for queue in self._views.values():
+                for lane in queue.lanes:
+                    lane.applied.pop(log, None)
                 if log in queue.history.applied:
                     queue.history.forget_source(log)
                     self._note_change(queue)
@@ -265,6 +279,7 @@ class Broker:
     def forget(self, queue: Queue) -> None:
         """A queue is gone: its own log is dropped, and the journal no longer speaks of it."""
         self._views.pop(queue.view_id, None)
+        self._kept.pop(queue, None)
         self._dirty.pop(queue, None)
         self._to_dispatch.pop(queue, None)
         self._expiry.forget(queue)
@@ -454,7 +469,7 @@ class Broker:
         self._expiry.watch_head(queue)
         if queue.ready_count:
             self._note_hidden(queue)
-        else:
+        elif not queue.unacked_count:
             queue.timed = False
 
     def _expired(self, queue: Queue) -> None:
@@ -591,39 +606,57 @@ class Broker:
     async def write_journal(self) -> None:
         """Everything settled so far is on the disk when this returns."""
         async with self._journal_lock:
-            # Whoever asked may be gone, but what was taken off the list of changes must be written.
-            with trio.CancelScope(shield=True):
-                await self._write_journal()
+            draft = self._drafted()
+            if draft is None:
+                return
+            await self._all_committed(draft.logs)
+            entries, draft.entries = draft.entries, []
+            for key, value in entries:
+                self._append_entry(key, value)
+            await self._all_committed([self._views_log])
+            self._draft = None
+            for queue, mark, lowest in draft.queues:
+                queue.history.note_kept(mark)
+                if not queue.deleted:
+                    self._kept[queue] = lowest
+                if queue.readers:
+                    self._to_dispatch[queue] = None
+                    self.on_ready()
 
-    async def _write_journal(self) -> None:
+    def _drafted(self) -> "_Draft | None":
+        """What changed, behind what somebody left half way."""
         queues, self._dirty = [queue for queue in self._dirty if not queue.deleted], {}
         logs, self._dirty_logs = list(self._dirty_logs), {}
         if not queues and not logs:
-            return
-        entries: list[tuple[bytes, bytes]] = []
+            return self._draft
+        draft = self._draft = self._draft or _Draft()
         for queue in queues:
             # The blocks come first: they may be newer than the state, never older.
             for number, block in queue.history.changed_blocks():
                 value = b"" if block is None else journal.encode_block(block)
-                entries.append((journal.block_key(queue.view_id, number), value))
-            entries.append((journal.view_key(queue.view_id), journal.encode_view(_state(queue))))
-        marks = [(queue, queue.history.mark) for queue in queues]
-        sources = {log for queue in queues for lane in queue.lanes for log in lane.applied}
-        sources |= {log for queue in queues for log in queue.history.applied}
-        ends = {log: log.end for log in {*logs, *sources} if isinstance(log, PartitionLog)}
-        for log, end in ends.items():
-            await self._committed(log, end)
-        for key, value in entries:
-            self._append_entry(key, value)
+                draft.entries.append((journal.block_key(queue.view_id, number), value))
+            draft.entries.append((journal.view_key(queue.view_id), journal.encode_view(_state(queue))))
+            draft.queues.append((queue, queue.history.mark, _lowest_offsets(queue)))
+            for source in {*queue.history.applied, *(source for lane in queue.lanes for source in lane.applied)}:
+                assert isinstance(source, PartitionLog)
+                draft.logs.add(source)
         for log in logs:
-            key = journal.log_key(log.stream_id, log.partition)
-            self._append_entry(key, journal.encode_applied(ends[log]))
-        await self._committed(self._views_log, self._views_log.end)
-        for queue, mark in marks:
-            queue.history.note_kept(mark)
-            if queue.readers:
-                self._to_dispatch[queue] = None
-                self.on_ready()
+            draft.entries.append((journal.log_key(log.stream_id, log.partition), journal.encode_applied(log.end)))
+            draft.logs.add(log)
+        return draft
+
+    async def _all_committed(self, logs: Iterable[PartitionLog]) -> None:
+        """Wait until these are committed as far as they reach now. Asked of all at once: who comes later to a log
+        than its publishers' tickets may only ask for more."""
+        waiting = []
+        for log in logs:
+            done = trio.Event()
+            log.when_committed(log.end, done.set)
+            if not done.is_set():
+                self.directory.committer.urgent(log)
+                waiting.append(done)
+        for done in waiting:
+            await done.wait()
 
     async def _committed(self, log: PartitionLog, end: int) -> None:
         """Wait until the log is committed up to here."""
@@ -640,18 +673,17 @@ class Broker:
         self._views_log.append([key], [b""], [value], timestamp_us=self.env.clock.wall_us(), attributes=PERSISTENT)
 
     async def _drop_retired(self) -> None:
-        retired = self._retired
-        if not retired:
+        if not self._retired:
             return
-        needed = self._needed_streams()
-        for stream_id in sorted(retired - needed):
+        for stream_id in sorted(self._retired - self._needed_streams()):
+            self._retired.remove(stream_id)
             stream = self.directory.streams.get(stream_id)
             if stream is not None:
                 await self._delete_stream(stream)
-        self._retired = retired & needed
 
     def _pinned_from(self, log: PartitionLog) -> int | None:
-        """The lowest offset of this log that some queue has not settled, or some stream keeps."""
+        """The lowest offset of this log that some queue has not settled (so the journal says too), or some stream
+        keeps."""
         if not self._loaded:
             # Who needs what is not known yet.
             return 0
@@ -661,12 +693,25 @@ class Broker:
                 kept = queue.history.lowest_offset(log)
                 if kept is not None and (lowest is None or kept < lowest):
                     lowest = kept
-            for lane in queue.lanes:
-                if log in lane.applied:
-                    found = lane.lowest_offsets().get(log)
-                    if found is not None and (lowest is None or found < lowest):
-                        lowest = found
+            for offsets in (
+                self._kept.get(queue, {}),
+                *(one.lowest_offsets() for one in queue.lanes if log in one.applied),
+            ):
+                found = offsets.get(log)
+                if found is not None and (lowest is None or found < lowest):
+                    lowest = found
         return lowest
+
+
+@dataclass(slots=True)
+class _Draft:
+    """Entries for the journal, and what they must wait for."""
+
+    entries: list[tuple[bytes, bytes]] = field(default_factory=list)
+    # Logs whose records the entries speak of: no settlement is journalled before its record is safe (K3).
+    logs: set[PartitionLog] = field(default_factory=set)
+    # Each queue with the reach of its history and the lowest offsets in the state that is written.
+    queues: list[tuple[Queue, tuple[int, int], dict[Source, int]]] = field(default_factory=list)
 
 
 class _Settle:
@@ -695,9 +740,16 @@ def _entries(log: PartitionLog) -> Iterable[tuple[int, bytes, bytes]]:
 
 def _state(queue: Queue) -> journal.ViewState:
     lanes = [_lane_state(lane) for lane in queue.lanes]
-    return journal.ViewState(
-        journal.FORMAT, queue.byte_count, lanes, queue.timed, journal.history_state(queue.history)
-    )
+    return journal.ViewState(journal.FORMAT, lanes, queue.timed, journal.history_state(queue.history))
+
+
+def _lowest_offsets(queue: Queue) -> dict[Source, int]:
+    """For each log, the lowest offset that a queue has not settled."""
+    lowest: dict[Source, int] = {}
+    for lane in queue.lanes:
+        for source, offset in lane.lowest_offsets().items():
+            lowest[source] = min(offset, lowest.get(source, offset))
+    return lowest
 
 
 def _lane_state(lane: Lane) -> journal.LaneState:
@@ -710,6 +762,7 @@ def _lane_state(lane: Lane) -> journal.LaneState:
             for seq, count, source, first, end in lane.arrivals()
         ],
         [(source.stream_id.bytes, source.partition, end) for source, end in lane.applied.items()],
+        lane.handed_out_below,
     )
 
 
@@ -719,7 +772,6 @@ def _restore(
     blocks: Iterable[journal.BlockState],
     logs: dict[tuple[UUID, int], PartitionLog],
 ) -> None:
-    queue.byte_count = state.byte_count
     queue.timed = state.timed
     for lane, kept in zip(queue.lanes, state.lanes, strict=False):
         arrivals = []
@@ -729,6 +781,7 @@ def _restore(
                 raise NotFound(f"queue '{queue.name}' needs stream {UUID(bytes=stream)}, which is not there")
             arrivals.append(Extent(seq, count, log, first, end))
         lane.restore(kept.next_seq, kept.floor, kept.settled, arrivals)
+        lane.delivered_below = kept.delivered_below
         for stream, partition, end in kept.applied:
             log = logs.get((UUID(bytes=stream), partition))
             if log is not None:

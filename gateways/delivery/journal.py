@@ -27,6 +27,8 @@ class LaneState(msgspec.Struct, frozen=True, array_like=True):
     arrivals: list[tuple[int, int, bytes, int, int, int]]
     # (stream, partition, end offset)
     applied: list[tuple[bytes, int, int]]
+    # What was handed out once has sequences below this.
+    delivered_below: int = 0
 
 
 class HistoryState(msgspec.Struct, frozen=True, array_like=True):
@@ -48,7 +50,6 @@ class BlockState(msgspec.Struct, frozen=True, array_like=True):
 
 class ViewState(msgspec.Struct, frozen=True, array_like=True):
     format: int
-    byte_count: int
     lanes: list[LaneState]
     # Some records may have a time of their own: the head must be looked at after a restart.
     timed: bool = False

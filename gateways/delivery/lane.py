@@ -569,6 +569,11 @@ class Lane:
             self._backlog.append(Extent(extent.seq, extent.count, extent.source, extent.first, extent.end))
         self.ready_count = next_seq - floor - self.settled.count
 
+    @property
+    def handed_out_below(self) -> int:
+        """Every sequence that was ever handed out is below this."""
+        return max(self.delivered_below, self._anchors[-1].end if self._anchors else 0)
+
     def lowest_offsets(self) -> dict[Source, int]:
         """For each log, the lowest offset that this lane may still read."""
         lowest: dict[Source, int] = {}
