@@ -481,6 +481,13 @@ class Operations:
         if queue.auto_delete and queue.had_consumers and queue.is_unused and not queue.deleted:
             await self._host.delete_queue(queue)
 
+    async def drop_forbidden(self, channel: Channel) -> None:
+        """The user's rights have changed: whoever consumes what it may no longer read is cancelled."""
+        for consumer in list(channel.consumers.values()):
+            if not self._access.may(self._user, self._host.name, Operation.READ, consumer.queue.name):
+                consumer.cancel()
+                await self._drop_consumer(consumer)
+
     async def _basic_get(self, channel: Channel, method: commands.Basic.Get) -> None:
         queue = self._queue(channel, method.queue, Operation.READ)
         if queue.settings.stream:
@@ -490,6 +497,8 @@ class Operations:
         stretch = queue.get()
         if stretch is None and queue.ready_count:
             await self._broker.visible(queue)
+            if not channel.open:
+                return
             stretch = queue.get()
         if stretch is None:
             self._answer(channel, commands.Basic.GetEmpty)

@@ -4,18 +4,19 @@ What is put here during a turn goes out in one send at the end of it, straight f
 socket is full does a writer task wait. `is_full` tells consumers to wait, so a reader that sleeps costs one buffer.
 """
 
-import socket
 from collections import deque
 from collections.abc import Callable
 
 import trio
+
+from headrace.gateways.delivery.listener import ByteSocket
 
 # Small parts are joined up to about this much for one send; what is larger goes out as it is, without another copy.
 SEND_BYTES = 256 * 1024
 
 
 class Outbox:
-    def __init__(self, sock: socket.socket, bytes_max: int, note: Callable[["Outbox"], None]) -> None:
+    def __init__(self, sock: ByteSocket, bytes_max: int, note: Callable[["Outbox"], None]) -> None:
         self._socket = sock
         self._bytes_max = bytes_max
         self._note = note

@@ -1,16 +1,31 @@
-"""The AMQP door: a listener, its sessions, one flush at the end of each turn, heartbeats. Driver."""
+"""The AMQP door: its sessions, one flush at the end of each turn, heartbeats; and its listeners. Driver.
+
+There is one door for all addresses that AMQP is spoken on, with TLS or without: what one session causes for another,
+wherever that one came in, goes out with the same flush.
+"""
 
 import logging
-import socket
+from collections.abc import Sequence
 
 import trio
 
+from headrace.controller.changes import (
+    Change,
+    DeletePermission,
+    DeleteUser,
+    DeleteVhost,
+    PutPermission,
+)
+from headrace.controller.snapshot import Snapshot
 from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.session import Session
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.limits import Limits
+from headrace.gateways.delivery.listener import Connection, Listener, TlsSide
+from headrace.gateways.delivery.meter import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -19,87 +34,81 @@ DELIVERIES_PERIOD_S = 15.0
 
 
 class AmqpDoor:
-    name = "amqp"
-
     def __init__(
-        self, broker: Broker, access: Access, authentication: Authentication, config: AmqpConfig | None = None
+        self,
+        broker: Broker,
+        access: Access,
+        authentication: Authentication,
+        limits: Limits,
+        watch: Watch,
+        config: AmqpConfig | None = None,
     ) -> None:
         self.broker = broker
         self.access = access
         self.authentication = authentication
+        self.limits = limits
+        self.alarms = watch.alarms
         self.config = config or AmqpConfig()
         self.sessions: set[Session] = set()
-        self.accepted_count = 0
-        self._listener: trio.socket.SocketType | None = None
         self._to_flush: list[Outbox] = []
         self._flush_soon = False
         # True while a session works through a read without awaiting.
         self.in_turn = False
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._draining = trio.Event()
-        self._empty = trio.Event()
-        self._empty.set()
-
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Bind and listen; returns where."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = trio.socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            await listener.bind((host, port))
-            listener.listen(1024)
-        except OSError:
-            listener.close()
-            raise
-        self._listener = listener
         self._token = trio.lowlevel.current_trio_token()
-        self.broker.on_ready = self.turn_soon
-        self.broker.directory.committer.on_commit = self.end_turn
-        bound = listener.getsockname()
-        return bound[0], bound[1]
+        broker.on_ready = self.turn_soon
+        broker.directory.committer.on_commit = self.end_turn
+        # After the access rights and the broker itself have heard of a change.
+        broker.metadata.listen(self._metadata_changed)
+        watch.listen(self._alarms_changed)
 
-    async def serve(self) -> None:
-        """Accept and serve; returns once drained."""
-        assert self._listener is not None, "listen comes first"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._accept, nursery)
-            nursery.start_soon(self._beat)
-            await self._draining.wait()
-            await self._empty.wait()
-            nursery.cancel_scope.cancel()
-
-    async def _accept(self, nursery: trio.Nursery) -> None:
-        assert self._listener is not None
-        with self._listener:
-            while True:
-                try:
-                    accepted, peer = await self._listener.accept()
-                except trio.ClosedResourceError:
-                    return
-                except OSError as error:
-                    _log.warning("accept failed: %s", error)
-                    await trio.sleep(0.1)
-                    continue
-                # The session reads and writes the plain socket itself, so that it can send without awaiting.
-                plain = socket.socket(fileno=accepted.detach())
-                plain.setblocking(False)
-                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.accepted_count += 1
-                nursery.start_soon(self._run, Session(self, plain, (peer[0], peer[1])))
-
-    async def _run(self, session: Session) -> None:
+    async def serve(self, connection: Connection) -> None:
+        """One connection, until it ends."""
+        session = Session(self, connection)
         self.sessions.add(session)
-        self._empty = trio.Event() if self._empty.is_set() else self._empty
         try:
             await session.run()
+        except Exception:
+            # Our mistake, or a disk that fails and ends the node by another way: the other connections live on.
+            _log.exception("a connection ended by an internal error", extra={"peer": connection.host})
         finally:
             self.sessions.discard(session)
-            if not self.sessions:
-                self._empty.set()
 
-    async def _beat(self) -> None:
-        """Heartbeats by a sweep: for 5,000 sessions 1 ms a second, as much as timers of their own would take, which
-        would besides wake the loop for each."""
+    def _alarms_changed(self) -> None:
+        for session in list(self.sessions):
+            session.reconsider()
+
+    def _metadata_changed(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
+        """Who lost a right, or all of them, notices without having to ask."""
+        for change in changes:
+            match change:
+                case DeleteUser(name):
+                    for session in self._sessions_of(user=name):
+                        session.expel(f"user '{name}' is deleted")
+                case DeleteVhost(name):
+                    for session in self._sessions_of(vhost=name):
+                        session.expel(f"vhost '{name}' is deleted")
+                case DeletePermission(user, vhost):
+                    for session in self._sessions_of(user=user, vhost=vhost):
+                        session.rights_changed()
+                case PutPermission(right):
+                    for session in self._sessions_of(user=right.user, vhost=right.vhost):
+                        session.rights_changed()
+                case _:
+                    pass
+
+    def _sessions_of(self, *, user: str | None = None, vhost: str | None = None) -> list[Session]:
+        return [
+            session
+            for session in self.sessions
+            if (user is None or session.user == user) and (vhost is None or session.vhost == vhost)
+        ]
+
+    async def run(self) -> None:
+        """Heartbeats and patience with clients, until cancelled.
+
+        By a sweep: for 5,000 sessions 1 ms a second, as much as timers of their own would take, which would besides
+        wake the loop for each.
+        """
         clock = self.broker.env.clock
         deliveries_due = 0.0
         while True:
@@ -128,7 +137,7 @@ class AmqpDoor:
 
     def turn_soon(self) -> None:
         """Something became ready while nobody is in a turn."""
-        if not self._flush_soon and self._token is not None:
+        if not self._flush_soon:
             self._flush_soon = True
             self._token.run_sync_soon(self._flush_noted, idempotent=True)
 
@@ -144,11 +153,28 @@ class AmqpDoor:
             for outbox in outboxes:
                 outbox.flush()
 
+
+class AmqpListener:
+    """One address of the door."""
+
+    def __init__(self, name: str, door: AmqpDoor, tls: TlsSide | None = None) -> None:
+        self.name = name
+        self._door = door
+        self._listener = Listener(door.serve, door.limits, door.alarms, tls)
+        self._ended = trio.Event()
+
+    async def open(self, host: str, port: int) -> tuple[str, int]:
+        """Bind and listen; returns where."""
+        return await self._listener.open(host, port)
+
+    async def serve(self) -> None:
+        """Accept and serve; returns once drained."""
+        await self._listener.run()
+        self._ended.set()
+
     async def drain(self) -> None:
         """Accept nothing more, close every connection in good order."""
-        if self._listener is not None:
-            self._listener.close()
-        for session in list(self.sessions):
+        self._listener.close()
+        for session in list(self._door.sessions):
             await session.shut("broker is shutting down")
-        self._draining.set()
-        await self._empty.wait()
+        await self._ended.wait()

@@ -36,15 +36,22 @@ from headrace.gateways.amqp.operations import Operations
 from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.publishing import Publisher, send_confirms
 from headrace.gateways.delivery.access import Access
+from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
-from headrace.gateways.delivery.login import Identity
+from headrace.gateways.delivery.limits import Limits, Member
+from headrace.gateways.delivery.listener import Connection
+from headrace.gateways.delivery.login import Identity, Refusal
 
 _log = logging.getLogger(__name__)
 
 READ_BYTES_MIN = 4096
 # How long a peer has to answer connection.close, and to close its side of a connection that makes no sense any more.
 CLOSE_SECONDS_MAX = 10
+# Whose user or vhost was deleted is gone within five seconds, whatever it answers.
+EXPEL_SECONDS_MAX = 4
+# What a stranger may send before it has logged in: a hundred times what that takes.
+HANDSHAKE_BYTES_MAX = 64 * 1024
 CAPABILITIES: FieldTable = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -64,6 +71,8 @@ class Door(Protocol):
     broker: Broker
     access: Access
     authentication: Authentication
+    limits: Limits
+    alarms: Alarms
     config: AmqpConfig
     in_turn: bool
 
@@ -79,10 +88,11 @@ class Ended(Exception):
 
 
 class Session:
-    def __init__(self, door: Door, sock: socket.socket, peer: tuple[str, int]) -> None:
+    def __init__(self, door: Door, connection: Connection) -> None:
         self.door = door
-        self.peer = peer
-        self.outbox = Outbox(sock, door.config.write_buffer_bytes, door.note)
+        self.connection = connection
+        self.peer = (connection.host, connection.port)
+        self.outbox = Outbox(connection.socket, door.config.write_buffer_bytes, door.note)
         self.last_received = door.broker.env.clock.monotonic()
         self.last_sent_count = 0
         self.heartbeat_s = 0
@@ -92,7 +102,9 @@ class Session:
         self.vhost = ""
         self.properties: FieldTable = {}
         self.channels: dict[int, Channel] = {}
-        self._socket = sock
+        # Whom the limits count this connection for, once it is open.
+        self._member: Member | None = None
+        self._socket = connection.socket
         self._config = door.config
         self._broker = door.broker
         self._cutter = FrameCutter(body_bytes_max=door.config.body_bytes_max)
@@ -104,14 +116,20 @@ class Session:
         self._closed_in_turn: set[int] = set()
         # True while the frames of a read are being worked through, also while one of them waits.
         self._turning = False
+        self._published = False
+        # What it waits for while an alarm keeps it from being read.
+        self._blocked: trio.Event | None = None
         self._nursery: trio.Nursery | None = None
         self._expected: type[Method] | None = commands.Connection.StartOk
         self._scope = trio.CancelScope()
 
     @property
     def is_loopback(self) -> bool:
-        host = self.peer[0]
-        return host.startswith(("127.", "::ffff:127.")) or host == "::1"
+        return self.connection.is_loopback
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._blocked is not None
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -124,12 +142,11 @@ class Session:
                     nursery.start_soon(self.outbox.run)
                     try:
                         with trio.fail_after(self._config.handshake_s):
-                            rest = await self._greet()
-                            while self._operations is None:
-                                await self._turn(rest)
-                                rest = await self._read() if self._operations is None else b""
+                            await self._shake_hands()
                         while True:
                             await self._turn(await self._read())
+                            if self._published and self.door.alarms.active:
+                                await self._wait_for_alarms()
                     except trio.TooSlowError:
                         _log.warning("handshake took too long", extra={"peer": self.peer[0]})
                     finally:
@@ -138,6 +155,19 @@ class Session:
                 pass
         with trio.CancelScope(shield=True), trio.move_on_after(5):
             await self._clean_up()
+
+    async def _shake_hands(self) -> None:
+        """Until the connection is open, or was refused and has ended."""
+        rest = await self._greet()
+        received = len(rest)
+        await self._turn(rest)
+        while self._operations is None:
+            rest = await self._read()
+            received += len(rest)
+            if received > HANDSHAKE_BYTES_MAX:
+                _log.warning("too many octets before the login", extra={"peer": self.peer[0]})
+                raise Ended
+            await self._turn(rest)
 
     async def _greet(self) -> bytes:
         """The protocol header, then connection.start; returns what came behind the header."""
@@ -160,12 +190,25 @@ class Session:
                     "information": "Licensed under the Apache License 2.0",
                     "capabilities": CAPABILITIES,
                 },
-                mechanisms="PLAIN AMQPLAIN",
+                mechanisms=" ".join(self._mechanisms()),
                 locales="en_US",
             ),
         )
         self.door.end_turn()
         return data[len(PROTOCOL_HEADER) :]
+
+    def _mechanisms(self) -> list[str]:
+        """The ways to log in over this connection; what is not offered is refused."""
+        offered = []
+        if self.is_loopback or self.connection.tls or self._config.allow_plaintext_auth:
+            offered += ["PLAIN", "AMQPLAIN"]
+        if self.connection.certified_name is not None:
+            offered.append("EXTERNAL")
+        if not offered:
+            # Else it would send its password for everybody to read, only to be refused.
+            text = "no way to log in: clear text from other machines needs TLS or amqp.allow_plaintext_auth"
+            _log.warning(text, extra={"peer": self.peer[0]})
+        return offered
 
     async def _read(self) -> bytes:
         """What the socket has, up to an amount that grows while reads come back full."""
@@ -195,6 +238,7 @@ class Session:
 
     async def _turn(self, data: bytes) -> None:
         self._turning = True
+        self._published = False
         self._closed_in_turn.clear()
         for event in self._cutter.receive(data):
             if self._closed_in_turn and self._is_void(event):
@@ -244,6 +288,7 @@ class Session:
                 channel = self._channel(event.channel)
                 assert self._publisher is not None
                 self.door.in_turn = True
+                self._published = True
                 self._publisher.publish(channel, event)
                 if channel.confirming:
                     send_confirms(channel, self.outbox)
@@ -288,10 +333,7 @@ class Session:
         _log.info("channel closed: %s", error.text, extra=extra)
         if not told:
             self._cutter.close_channel(number)
-        channel = self.channels.pop(number, None)
-        if channel is not None:
-            assert self._operations is not None
-            await self._operations.close_channel(channel)
+        await self._close_channel(number)
         self._send(
             number,
             make(
@@ -333,13 +375,23 @@ class Session:
                 raise amqp_error(ReplyCode.COMMAND_INVALID, f"unexpected {method.name}", *ids(method))
 
     async def _log_in(self, method: commands.Connection.StartOk) -> None:
-        name, password = self._credentials(method)
         self.properties = cast(FieldTable, method.client_properties)
-        if not self.is_loopback and not self._config.allow_plaintext_auth:
+        if method.mechanism not in ("PLAIN", "AMQPLAIN", "EXTERNAL"):
+            text = f"unknown authentication mechanism '{method.mechanism}'"
+            raise amqp_error(ReplyCode.COMMAND_INVALID, text, *ids(method))
+        if method.mechanism not in self._mechanisms():
             raise self._refusal(method.mechanism)
-        outcome = await self.door.authentication.login(
-            name, password, address=self.peer[0], peer_is_loopback=self.is_loopback
-        )
+        outcome: Identity | Refusal
+        address, is_loopback = self.peer[0], self.is_loopback
+        if method.mechanism == "EXTERNAL":
+            name = self.connection.certified_name
+            assert name is not None, "else it is not offered"
+            outcome = await self.door.authentication.certified(name, address=address, peer_is_loopback=is_loopback)
+        else:
+            name, password = self._credentials(method)
+            outcome = await self.door.authentication.login(
+                name, password, address=address, peer_is_loopback=is_loopback
+            )
         if not isinstance(outcome, Identity):
             raise self._refusal(method.mechanism)
         self.user = outcome.name
@@ -364,14 +416,11 @@ class Session:
             parts = response.split(b"\0")
             if len(parts) == 3:
                 return parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
-        elif method.mechanism == "AMQPLAIN":
+        else:
             table, _end = decode_table(len(response).to_bytes(4, "big") + response)
             name, password = table.get("LOGIN"), table.get("PASSWORD")
             if isinstance(name, str) and isinstance(password, str):
                 return name, password
-        else:
-            text = f"unknown authentication mechanism '{method.mechanism}'"
-            raise amqp_error(ReplyCode.COMMAND_INVALID, text, *ids(method))
         raise self._refusal(method.mechanism)
 
     def _tune(self, method: commands.Connection.TuneOk) -> None:
@@ -397,9 +446,12 @@ class Session:
         if not self.door.access.may_enter(self.user, name):
             text = f"access to vhost '{name}' refused for user '{self.user}'"
             raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
+        member = Member(self.user, name, self.peer[0], loopback=self.is_loopback)
+        refusal = self.door.limits.enter(member)
+        if refusal is not None:
+            raise amqp_error(ReplyCode.NOT_ALLOWED, refusal, *ids(method))
+        self._member = member
         self.vhost = name
-        capabilities = self.properties.get("capabilities")
-        notify = isinstance(capabilities, dict) and capabilities.get("consumer_cancel_notify") is True
         self._operations = Operations(
             self._broker,
             host,
@@ -408,7 +460,7 @@ class Session:
             self.outbox,
             self._config,
             connection=self,
-            notify_cancel=notify,
+            notify_cancel=self._understands("consumer_cancel_notify"),
             frame_max=self._cutter.frame_max,
         )
         self._publisher = Publisher(self._broker, host, self.door.access, self.user, self.outbox)
@@ -418,6 +470,11 @@ class Session:
         self._expected = None
         self._send(0, make(commands.Connection.OpenOk))
         _log.info("connection opened", extra={"peer": self.peer[0], "user": self.user, "vhost": name, "door": "amqp"})
+
+    def _understands(self, capability: str) -> bool:
+        """Whether the client said so."""
+        capabilities = self.properties.get("capabilities")
+        return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
     async def _update_secret(self, method: commands.Connection.UpdateSecret) -> None:
         outcome = await self.door.authentication.login(
@@ -449,21 +506,33 @@ class Session:
         if isinstance(method, commands.Channel.Open):
             if number in self.channels:
                 raise amqp_error(ReplyCode.CHANNEL_ERROR, f"second 'channel.open' on channel {number}", *ids(method))
+            assert self._member is not None
+            refusal = self.door.limits.open_channel(self._member)
+            if refusal is not None:
+                raise amqp_error(ReplyCode.NOT_ALLOWED, refusal, *ids(method))
             self.channels[number] = Channel(number)
             self._send(number, make(commands.Channel.OpenOk))
             return
         if isinstance(method, commands.Channel.CloseOk | commands.Channel.FlowOk):
             return
         if isinstance(method, commands.Channel.Close):
-            channel = self.channels.pop(number, None)
-            if channel is not None:
-                await self._operations.close_channel(channel)
+            if await self._close_channel(number):
                 await self._settled()
             self._send(number, make(commands.Channel.CloseOk))
             return
         # Synchronous methods see the connection's own past (K9): its publishes are with their queues already.
         self._broker.dispatch()
         await self._operations.handle(self._channel(number), method)
+
+    async def _close_channel(self, number: int) -> bool:
+        """Whether there was one."""
+        channel = self.channels.pop(number, None)
+        if channel is None:
+            return False
+        assert self._operations is not None and self._member is not None
+        self.door.limits.close_channel(self._member)
+        await self._operations.close_channel(channel)
+        return True
 
     async def _settled(self) -> None:
         """Acks are safe before the channel's or connection's close is answered (Q3)."""
@@ -475,23 +544,60 @@ class Session:
         if self._operations is None:
             return
         for number in list(self.channels):
-            await self._operations.close_channel(self.channels.pop(number))
-        await self._broker.vhosts[self.vhost].delete_owned(self)
+            await self._close_channel(number)
+        host = self._broker.vhosts.get(self.vhost)
+        if host is not None:
+            await host.delete_owned(self)
 
     async def _clean_up(self) -> None:
         """Whatever ended the connection."""
         self.outbox.close()
         self._socket.close()
-        await self._let_go()
+        try:
+            await self._let_go()
+        finally:
+            if self._member is not None:
+                self.door.limits.leave(self._member)
         self.door.end_turn()
+
+    # -- alarms -------------------------------------------------------------------------------------------------------
+
+    async def _wait_for_alarms(self) -> None:
+        """It publishes while the node is short of memory or disk: nothing more is read from it until that is over. What
+        it consumes is sent on."""
+        told = self._understands("connection.blocked")
+        reason = self.door.alarms.reason
+        _log.info("connection blocked: %s", reason, extra={"peer": self.peer[0], "user": self.user})
+        if told:
+            self._send(0, make(commands.Connection.Blocked, reason=reason))
+            self.door.end_turn()
+        while self.door.alarms.active and not self._closing:
+            self._blocked = trio.Event()
+            await self._blocked.wait()
+        self._blocked = None
+        # It was not listened to: it cannot be blamed for its silence.
+        self.last_received = self._broker.env.clock.monotonic()
+        _log.info("connection unblocked", extra={"peer": self.peer[0], "user": self.user})
+        if told and not self._closing:
+            self._send(0, make(commands.Connection.Unblocked))
+            self.door.end_turn()
+
+    def reconsider(self) -> None:
+        """An alarm was raised or cleared, or the connection is to end."""
+        if self._blocked is not None:
+            self._blocked.set()
 
     # -- asked from outside -------------------------------------------------------------------------------------------
 
     def beat(self, now: float) -> None:
         """Once a second: send a heartbeat when nothing else was sent, give up a peer that is silent for too long."""
+        if self.outbox.closed:
+            # The peer is gone, and perhaps nobody reads to notice.
+            self._scope.cancel()
+            return
         if not self.heartbeat_s or self._operations is None:
             return
-        if now - self.last_received > 2 * self.heartbeat_s:
+        if self._blocked is None and now - self.last_received > 2 * self.heartbeat_s:
             _log.warning("connection closed: no heartbeat", extra={"peer": self.peer[0], "user": self.user})
             self._scope.cancel()
             return
@@ -531,14 +637,41 @@ class Session:
         if self._operations is not None and not self._closing:
             self._closing = True
             self._cutter.close_connection()
-            text = f"CONNECTION_FORCED - {reason}"
-            self._send(
-                0,
-                make(commands.Connection.Close, reply_code=int(ReplyCode.CONNECTION_FORCED), reply_text=text),
-            )
-            self.door.end_turn()
+            self._send_forced_close(reason)
         else:
             self._scope.cancel()
+
+    def _send_forced_close(self, reason: str) -> None:
+        text = f"CONNECTION_FORCED - {reason}"
+        self._send(0, make(commands.Connection.Close, reply_code=int(ReplyCode.CONNECTION_FORCED), reply_text=text))
+        self.door.end_turn()
+        self.reconsider()
+
+    def expel(self, reason: str) -> None:
+        """Its user or vhost is no more: it gets nothing from now on, and has a moment to hear why."""
+        if self._operations is None or self._closing or self._nursery is None:
+            self._scope.cancel()
+            return
+        _log.warning("connection closed: %s", reason, extra={"peer": self.peer[0], "user": self.user})
+        self._closing = True
+        self._cutter.close_connection()
+        self._scope.deadline = trio.current_time() + EXPEL_SECONDS_MAX
+        self._nursery.start_soon(self._leave, reason)
+
+    async def _leave(self, reason: str) -> None:
+        await self._let_go()
+        self._send_forced_close(reason)
+
+    def rights_changed(self) -> None:
+        """Consumers of queues that the user may no longer read are cancelled; all else is asked for at each method."""
+        if self._operations is not None and not self._closing and self._nursery is not None:
+            self._nursery.start_soon(self._check_consumers)
+
+    async def _check_consumers(self) -> None:
+        assert self._operations is not None
+        for channel in list(self.channels.values()):
+            await self._operations.drop_forbidden(channel)
+        self.door.end_turn()
 
     def abort(self) -> None:
         self._scope.cancel()

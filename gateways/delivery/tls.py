@@ -160,7 +160,7 @@ class TlsSocket:
             left -= len(data)
         return b"".join(parts)
 
-    def send(self, data: bytes) -> int:
+    def send(self, data: bytes | memoryview) -> int:
         try:
             return self._wrapped.send(data)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -11,27 +11,34 @@ import gc
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Protocol
 from uuid import UUID
 
 import trio
 
 from headrace.config import Config
-from headrace.controller.config import Definitions
 from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
+from headrace.controller.snapshot import Snapshot
 from headrace.controller.store import SqliteStore
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
-from headrace.core_log.errors import StorageError, UnknownFormat
+from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFormat
+from headrace.definitions import has_real_user, problems
 from headrace.exits import DoorNotOpened
 from headrace.gateways.amqp.deaths import stamp
-from headrace.gateways.amqp.server import AmqpDoor
+from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
 from headrace.gateways.amqp.settings import settings_of
 from headrace.gateways.delivery.access import Access
+from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.limits import Limits
+from headrace.gateways.delivery.listener import TlsSide, is_loopback, resolve
+from headrace.gateways.delivery.meter import SystemMeter, Watch
+from headrace.gateways.delivery.tls import TlsError, load_context
 from headrace.kinds import Address
+from headrace.settings import ConfigError
 
 IDENTITY = "node.json"
 CLEAN = "clean"
@@ -68,14 +75,33 @@ class Identity:
 
 @dataclass(slots=True)
 class Delivery:
-    """What serves clients: the broker and its doors. `close` makes everything settled safe."""
+    """What serves clients: the broker and its doors. `close` makes everything settled safe; `reload` takes up a new
+    configuration, or says what is wrong with it and changes nothing."""
 
     doors: Sequence[Door]
     close: Callable[[], Awaitable[None]]
+    reload: Callable[[Config], Awaitable[Sequence[str]]] = field(default_factory=lambda: _nothing_to_reload)
+    # False until somebody besides guest can log in: then no door may be open to other machines.
+    is_guarded: Callable[[], bool] = lambda: True
+
+
+async def _nothing_to_reload(config: Config) -> Sequence[str]:
+    await trio.lowlevel.checkpoint()
+    return ()
+
+
+class Reload:
+    """How a running node is told of a new configuration; before it runs and after, nothing is told."""
+
+    def __init__(self) -> None:
+        self.apply: Callable[[Config], Awaitable[Sequence[str]]] = _nothing_to_reload
 
 
 async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery) -> Delivery:
     """Metadata, views, doors: every door this release has; which of them open is the configuration's affair."""
+    tls = _load_tls(config)
+    if tls is None and config.doors.amqps is not None:
+        _log.warning("the amqps door stays closed: it needs tls.certificate and tls.key")
     hashing = trio.CapacityLimiter(HASHING_THREADS_MAX)
     metadata = MetadataService(
         lambda: SqliteStore(config.node.data / "meta.sqlite", new_uuid=env.ids.uuid),
@@ -83,7 +109,10 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         hashing=hashing,
     )
     await nursery.start(metadata.run)
-    await metadata.seed(Definitions())
+    if wrong := _definition_problems(config, metadata.snapshot):
+        raise ConfigError(wrong)
+    await metadata.seed(config.definitions)
+    limits = Limits(metadata.snapshot, config.limits.values())
     broker = Broker(
         env,
         log,
@@ -97,24 +126,65 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     nursery.start_soon(broker.run)
     access = Access(metadata.snapshot)
     metadata.listen(lambda snapshot, changes: access.update(snapshot))
+    metadata.listen(lambda snapshot, changes: limits.update(snapshot))
     authentication = Authentication(
         metadata, key=env.ids.uuid().bytes + env.ids.uuid().bytes, monotonic=env.clock.monotonic, hashing=hashing
     )
-    return Delivery([_AmqpDoor(AmqpDoor(broker, access, authentication))], broker.write_journal)
+    watch = Watch(Alarms(config.alarms.values()), SystemMeter(config.node.data), env)
+    await watch.look()
+    nursery.start_soon(watch.run)
+    amqp = AmqpDoor(broker, access, authentication, limits, watch, config.amqp.door())
+    nursery.start_soon(amqp.run)
+    doors: list[Door] = [_Listening(AmqpListener("amqp", amqp))]
+    if tls is not None:
+        doors.append(_Listening(AmqpListener("amqps", amqp, tls)))
+
+    async def reload(new: Config) -> Sequence[str]:
+        """All of it is looked at before any of it counts."""
+        try:
+            new_tls = _load_tls(new)
+        except ConfigError as error:
+            return error.problems
+        if wrong := _definition_problems(new, metadata.snapshot):
+            return wrong
+        try:
+            await metadata.seed(new.definitions)
+        except (Refused, DiskFull) as error:
+            return [f"{new.file}: {error}"]
+        limits.config = new.limits.values()
+        watch.alarms.config = new.alarms.values()
+        if tls is not None and new_tls is not None:
+            tls.context, tls.name_from = new_tls.context, new_tls.name_from
+        elif tls is not new_tls:
+            _log.warning("TLS doors open or close at the next start")
+        return ()
+
+    return Delivery(doors, broker.write_journal, reload, lambda: has_real_user(metadata.snapshot))
 
 
-class _AmqpDoor:
-    """The AMQP door behind the node's idea of a door."""
+def _load_tls(config: Config) -> TlsSide | None:
+    try:
+        wanted = config.tls.doors()
+        return None if wanted is None else TlsSide(load_context(wanted), wanted.name_from)
+    except TlsError as error:
+        raise ConfigError([f"tls: {error}"]) from error
 
-    name = AmqpDoor.name
 
-    def __init__(self, door: AmqpDoor) -> None:
-        self._door = door
-        self.serve = door.serve
-        self.drain = door.drain
+def _definition_problems(config: Config, snapshot: Snapshot) -> list[str]:
+    return [f"{config.file}: {problem}" for problem in problems(config.definitions, snapshot)]
+
+
+class _Listening:
+    """A listener behind the node's idea of a door."""
+
+    def __init__(self, listener: AmqpListener) -> None:
+        self.name = listener.name
+        self._listener = listener
+        self.serve = listener.serve
+        self.drain = listener.drain
 
     async def open(self, address: Address) -> Address:
-        return Address(*await self._door.listen(address.host, address.port))
+        return Address(*await self._listener.open(address.host, address.port))
 
 
 async def run_node(
@@ -122,6 +192,7 @@ async def run_node(
     env: Env,
     *,
     stop: trio.Event,
+    reload: Reload | None = None,
     doors: Callable[[Config, LogDirectory], Sequence[Door]] | None = None,
     task_status: trio.TaskStatus[Mapping[str, Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -143,7 +214,12 @@ async def run_node(
                 delivery = await open_delivery(config, env, log, clean, nursery)
             else:
                 delivery = Delivery(doors(config, log), trio.lowlevel.checkpoint)
+            await _check_exposure(config, delivery)
+            if reload is not None:
+                reload.apply = delivery.reload
             await _serve_doors(config, delivery.doors, stop, task_status)
+            if reload is not None:
+                reload.apply = _nothing_to_reload
             await delivery.close()
             await log.close()
             nursery.cancel_scope.cancel()
@@ -168,12 +244,37 @@ async def _collect_garbage(env: Env) -> None:
         gc.collect()
 
 
+async def _check_exposure(config: Config, delivery: Delivery) -> None:
+    """No door is open to other machines while guest, whose password everybody knows, is the only user."""
+    if delivery.is_guarded():
+        return
+    exposed: list[str] = []
+    for door in delivery.doors:
+        address: Address | None = getattr(config.doors, door.name)
+        if address is None:
+            continue
+        try:
+            found = await resolve(address.host, address.port)
+        except OSError:
+            continue  # it will not open
+        if not all(is_loopback(where[4][0]) for where in found):
+            exposed.append(
+                f"doors.{door.name}: {address} can be reached from other machines, and guest is the only user: "
+                "define another in [[users]] first"
+            )
+    if exposed:
+        raise ConfigError(exposed)
+
+
 async def _serve_doors(
     config: Config, doors: Sequence[Door], stop: trio.Event, task_status: trio.TaskStatus[Mapping[str, Address]]
 ) -> None:
     built = {door.name for door in doors}
-    if absent := [field.name for field in fields(config.doors) if field.name not in built]:
-        _log.info("doors that this release does not have yet stay closed", extra={"doors": absent})
+    if absent := [one.name for one in fields(config.doors) if one.name not in built]:
+        _log.info(
+            "doors that this release does not have yet, or TLS doors without [tls], stay closed",
+            extra={"doors": absent},
+        )
     bound: dict[str, Address] = {}
     opened: list[Door] = []
     async with trio.open_nursery() as nursery:

@@ -8,7 +8,7 @@ SIGHUP reads the configuration again. Neighbours: node.py does the work, config.
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from headrace.core_log.real import real_env
 from headrace.exits import causes
 from headrace.kinds import Address
 from headrace.logs import configure_logging
-from headrace.node import run_node
+from headrace.node import Reload, run_node
 from headrace.settings import ConfigError, changes, settings_of
 
 _log = logging.getLogger(__name__)
@@ -69,12 +69,13 @@ serve = click.Command(
 
 async def _run(config: Config, load: Callable[[], Config]) -> None:
     stop = trio.Event()
+    reload = Reload()
     _log.info("starting", extra={"version": __version__, "data": config.node.data, "pid": os.getpid()})
     with trio.open_signal_receiver(*_STOPPING, signal.SIGHUP) as signals:
         async with trio.open_nursery() as outer:
-            outer.start_soon(_obey, signals, stop, config, load)
+            outer.start_soon(_obey, signals, stop, _Reloader(config, load, reload), outer)
             async with trio.open_nursery() as running:
-                start = partial(run_node, config, _env(config), stop=stop)
+                start = partial(run_node, config, _env(config), stop=stop, reload=reload)
                 bound: Mapping[str, Address] = await running.start(start)
                 if not stop.is_set():
                     print(" ".join(("ready", *(f"{name}={address}" for name, address in bound.items()))), flush=True)
@@ -88,10 +89,11 @@ def _env(config: Config) -> Env:
         raise StorageError(f"cannot be created: {error.strerror}") from error
 
 
-async def _obey(signals: AsyncIterator[int], stop: trio.Event, config: Config, load: Callable[[], Config]) -> None:
+async def _obey(signals: AsyncIterator[int], stop: trio.Event, reloader: "_Reloader", nursery: trio.Nursery) -> None:
     async for number in signals:
         if number == signal.SIGHUP:
-            config = _reload(config, load)
+            # Beside this loop: a reload may wait for a disk, and a stop must not wait for it.
+            nursery.start_soon(reloader.reload)
             continue
         # Not through trio: the second signal must also end a process whose loop is stuck.
         for stopping in _STOPPING:
@@ -104,19 +106,33 @@ def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
-def _reload(config: Config, load: Callable[[], Config]) -> Config:
-    """The new configuration, or the old one when the new one has problems. Says what takes effect and what waits."""
-    try:
-        new = load()
-    except ConfigError as error:
-        for problem in error.problems:
+class _Reloader:
+    """Reads the configuration again, one reload after the other. Says what takes effect and what waits."""
+
+    def __init__(self, config: Config, load: Callable[[], Config], node: Reload) -> None:
+        self._config = config
+        self._load = load
+        self._node = node
+        self._lock = trio.Lock()
+
+    async def reload(self) -> None:
+        async with self._lock:
+            try:
+                new = self._load()
+            except ConfigError as error:
+                self._refuse(error.problems)
+                return
+            if problems := await self._node.apply(new):
+                self._refuse(problems)
+                return
+            configure_logging(new.log.level, new.log.format)
+            for change in changes(Config, self._config, new):
+                effect = "in effect" if change.live else "needs a restart"
+                told = {"setting": change.name, "was": change.was, "now": change.now, "effect": effect}
+                _log.info("setting changed", extra=told)
+            self._config = new
+            _log.info("configuration read again")
+
+    def _refuse(self, problems: Sequence[str]) -> None:
+        for problem in problems:
             _log.error("configuration refused, the old one stays", extra={"problem": problem})
-        return config
-    configure_logging(new.log.level, new.log.format)
-    for change in changes(Config, config, new):
-        effect = "in effect" if change.live else "needs a restart"
-        _log.info(
-            "setting changed", extra={"setting": change.name, "was": change.was, "now": change.now, "effect": effect}
-        )
-    _log.info("configuration read again")
-    return new
