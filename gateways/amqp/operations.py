@@ -11,8 +11,6 @@ from pamqp import commands
 
 from headrace.controller.entities import Binding, DestinationKind
 from headrace.controller.errors import InUse, NotFound
-from headrace.controller.policies import Resource
-from headrace.controller.table import EMPTY
 from headrace.core_log.errors import Refused
 from headrace.gateways.amqp.arguments import (
     Start,
@@ -275,10 +273,10 @@ class Operations:
                 self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
             if arguments.stream.partitions is not None and arguments.stream.partitions > 1:
                 raise _not_yet("x-partitions on a queue")
-            policy = self._broker.metadata.snapshot.effective_policy(host.name, name, Resource.CLASSIC_QUEUE)
+            policy = self._broker.queue_policy(host.name, name, arguments.table)
             queue = await host.declare_queue(
                 name,
-                combine(arguments, EMPTY if policy is None else policy.definition),
+                combine(arguments, policy),
                 durable=method.durable,
                 auto_delete=method.auto_delete,
                 owner=self._connection if method.exclusive else None,

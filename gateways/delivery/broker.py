@@ -11,9 +11,11 @@ from uuid import UUID
 
 import trio
 
+from headrace.controller.changes import Change, DeletePolicy, DeleteVhost, PutPolicy, PutVhost
 from headrace.controller.errors import NotFound
 from headrace.controller.policies import Resource
 from headrace.controller.service import MetadataService
+from headrace.controller.snapshot import Snapshot
 from headrace.controller.table import EMPTY, Table
 from headrace.core_log.config import LogConfig
 from headrace.core_log.directory import LogDirectory, Stream
@@ -41,6 +43,8 @@ TRANSIENT_CONFIG = LogConfig(
     durability="os", retention_ms=60_000, segment_ms_max=60_000, segment_bytes_max=16 * 1024 * 1024
 )
 VIEWS_CONFIG = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
+
+_RESOURCES = {"quorum": Resource.QUORUM_QUEUE, "stream": Resource.STREAM}
 
 # Arguments and the effective policy of a queue -> its settings; the AMQP door knows the names.
 SettingsOf = Callable[[Table, Table], QueueSettings]
@@ -122,6 +126,8 @@ class Broker:
         self.transient_log.advanced.append(self._advanced)
         self.exchange_names[self.transient_log.stream_id] = b""
         directory.pinned_from = self._pinned_from
+        # How many queues a vhost may have; None: as many as it likes.
+        self.queues_max: Callable[[str], int | None] = lambda vhost: None
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -237,8 +243,48 @@ class Broker:
     # -- queues -------------------------------------------------------------------------------------------------
 
     def settings_of(self, vhost: str, name: str, arguments: Table) -> QueueSettings:
-        policy = self.metadata.snapshot.effective_policy(vhost, name, Resource.CLASSIC_QUEUE)
-        return self._settings_of(arguments, EMPTY if policy is None else policy.definition)
+        return self._settings_of(arguments, self.queue_policy(vhost, name, arguments))
+
+    def queue_policy(self, vhost: str, name: str, arguments: Table) -> Table:
+        """What the effective policy says; nothing if there is none."""
+        kind = arguments.get("x-queue-type")
+        resource = _RESOURCES.get(kind, Resource.CLASSIC_QUEUE) if isinstance(kind, str) else Resource.CLASSIC_QUEUE
+        policy = self.metadata.snapshot.effective_policy(vhost, name, resource)
+        return EMPTY if policy is None else policy.definition
+
+    def exchange_policy(self, vhost: str, name: str) -> Table:
+        policy = self.metadata.snapshot.effective_policy(vhost, name, Resource.EXCHANGE)
+        return EMPTY if policy is None else policy.definition
+
+    def metadata_changed(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
+        """Vhosts come and go, and policies change what exists. Exchanges, queues and bindings are changed by the vhosts
+        themselves, which know of it when they are told that it is durable."""
+        with_new_policies: dict[str, None] = {}
+        for change in changes:
+            match change:
+                case PutVhost(vhost) if vhost.name not in self.vhosts and vhost.name in snapshot.vhosts:
+                    self.vhosts[vhost.name] = VirtualHost(self, vhost.name)
+                    self.vhosts[vhost.name].load(snapshot)
+                case DeleteVhost(name) if name in self.vhosts:
+                    self.vhosts.pop(name).close()
+                case PutPolicy(policy):
+                    with_new_policies[policy.vhost] = None
+                case DeletePolicy(name, _policy):
+                    with_new_policies[name] = None
+                case _:
+                    pass
+        for name in with_new_policies:
+            if name in self.vhosts:
+                self.vhosts[name].apply_policies()
+                self.on_ready()
+
+    def apply(self, host: VirtualHost, queue: Queue, settings: QueueSettings) -> None:
+        """A queue gets other settings: its limits and times count from now on."""
+        before = queue.settings
+        queue.apply(settings)
+        if settings.expires_ms != before.expires_ms:
+            self._expiry.lease(queue, host.delete_queue)
+        self._to_dispatch[queue] = None
 
     def new_queue(
         self,

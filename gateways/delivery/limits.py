@@ -6,7 +6,7 @@ room above the others, it is closed unheard, since whoever fills a node with str
 
 Limits of the configuration per address and per user spare loopback, where many programs share one address and often one
 user; limits that the metadata sets for a user or vhost hold for everybody. Queues per vhost are counted where they are
-declared (vhost.py, controller/snapshot.py).
+declared (vhost.py).
 Neighbours: the doors ask; all doors of a node share one of these.
 """
 
@@ -117,6 +117,14 @@ class Limits:
         if _reached(self._by_user[member.user], limit):
             return f"connection refused for user '{member.user}': user connection limit ({limit}) is reached"
         return None
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    def queues_max(self, vhost: str) -> int | None:
+        limits = self._snapshot.vhost_limits.get(vhost)
+        if limits is not None and limits.queues_max is not None:
+            return limits.queues_max
+        return self.config.queues_per_vhost_max
 
     # -- channels -----------------------------------------------------------------------------------------------
 

@@ -160,6 +160,12 @@ class Router(Generic[Q]):
         self._target_of(queue)
         self._changed((DEFAULT_EXCHANGE,))
 
+    def queue_changed(self, queue: Q) -> None:
+        """A queue has other settings: whoever keeps something about it beside a route looks again."""
+        target = self._queues.get(queue)
+        sources = () if target is None else tuple(link.binding.source for link in target.links)
+        self._changed((DEFAULT_EXCHANGE, *sources))
+
     def remove_queue(self, queue: Q) -> tuple[str, ...]:
         """With all its bindings. Returns the auto-delete exchanges that were left without bindings."""
         target = self._queues.pop(queue, None)

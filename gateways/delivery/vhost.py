@@ -23,10 +23,10 @@ from headrace.controller.entities import Binding as BindingEntity
 from headrace.controller.entities import DestinationKind
 from headrace.controller.entities import Exchange as ExchangeEntity
 from headrace.controller.entities import Queue as QueueEntity
-from headrace.controller.errors import InUse, Invalid, NotFound
+from headrace.controller.errors import InUse, Invalid, LimitReached, NotFound
 from headrace.controller.snapshot import Snapshot
 from headrace.controller.table import EMPTY, Table
-from headrace.core_log.ids import StreamId
+from headrace.core_log.ids import StreamId, ViewId
 from headrace.core_log.log import PartitionLog
 from headrace.gateways.delivery.queue import Queue, QueueSettings
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, ExchangeKind, Fields, Route, Router
@@ -74,6 +74,7 @@ class VirtualHost:
         # Exclusive queues by the connection that owns them.
         self._owned: dict[object, dict[Queue, None]] = {}
         self._topology = trio.Lock()
+        self._closed = False
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -104,16 +105,58 @@ class VirtualHost:
     def _put_exchange(self, exchange: ExchangeEntity, *, durable: bool) -> None:
         self._streams[exchange.name] = exchange.stream
         self._broker.exchange_names[exchange.stream] = exchange.name.encode()
-        alternate = exchange.arguments.get("alternate-exchange")
         self.router.put_exchange(
             exchange.name,
             ExchangeKind(exchange.kind),
             durable=durable,
             auto_delete=exchange.auto_delete,
             internal=exchange.internal,
-            alternate=alternate if isinstance(alternate, str) else None,
+            alternate=self._alternate(exchange.name, exchange.arguments),
             arguments=exchange.arguments,
         )
+
+    def _alternate(self, exchange: str, arguments: Table) -> str | None:
+        """Its argument says, else its policy."""
+        for table in (arguments, self._broker.exchange_policy(self.name, exchange)):
+            alternate = table.get("alternate-exchange")
+            if isinstance(alternate, str):
+                return alternate
+        return None
+
+    def apply_policies(self) -> None:
+        """The policies have changed: so may what every queue and exchange does."""
+        for queue in list(self.queues.values()):
+            settings = self._broker.settings_of(self.name, queue.name, queue.arguments)
+            if settings != queue.settings:
+                self._broker.apply(self, queue, settings)
+                self.router.queue_changed(queue)
+        for found in self.router.exchanges():
+            if found.name == DEFAULT_EXCHANGE:
+                continue
+            alternate = self._alternate(found.name, found.arguments)
+            if alternate != found.alternate:
+                self.router.put_exchange(
+                    found.name,
+                    found.kind,
+                    durable=found.durable,
+                    auto_delete=found.auto_delete,
+                    internal=found.internal,
+                    alternate=alternate,
+                    arguments=found.arguments,
+                )
+
+    def close(self) -> None:
+        """The vhost was deleted: what is in it is let go of. Its connections are closed by their doors."""
+        self._closed = True
+        for queue in list(self.queues.values()):
+            self._forget_queue(queue)
+        for stream in self._streams.values():
+            self._broker.retire(stream)
+        self._streams.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotFound(f"no vhost '{self.name}'")
 
     def _put_queue(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
@@ -144,6 +187,7 @@ class VirtualHost:
         except ValueError:
             raise Invalid(f"unknown exchange type '{kind}'") from None
         async with self._topology:
+            self._check_open()
             if self.router.exchange(name) is not None:
                 return
             entity = ExchangeEntity(
@@ -203,9 +247,15 @@ class VirtualHost:
     ) -> Queue:
         """A new queue, or the one that somebody declared meanwhile."""
         async with self._topology:
+            self._check_open()
             found = self.queues.get(name)
             if found is not None:
                 return found
+            limit = self._broker.queues_max(self.name)
+            if limit is not None and len(self.queues) >= limit:
+                raise LimitReached(
+                    f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({limit}) is reached"
+                )
             metadata = self._broker.metadata
             stream = metadata.new_stream()
             kept = durable and owner is None
@@ -245,9 +295,14 @@ class VirtualHost:
             if queue.deleted or not only_if():
                 return 0
             if queue.durable:
-                found = self._broker.metadata.snapshot.queues[self.name, queue.name]
-                await self._commit(DeleteQueue(self.name, queue.name, found.view))
-            return await self._drop_queue(queue)
+                try:
+                    await self._commit(DeleteQueue(self.name, queue.name, ViewId(queue.view_id)))
+                except NotFound:
+                    # The vhost went first, and took it along.
+                    if not queue.deleted:
+                        raise
+            # The vhost may have gone meanwhile.
+            return 0 if queue.deleted else await self._drop_queue(queue)
 
     async def delete_owned(self, owner: object) -> None:
         """A connection ends: so do its exclusive queues."""
@@ -256,6 +311,12 @@ class VirtualHost:
 
     async def _drop_queue(self, queue: Queue) -> int:
         count = queue.ready_count
+        for exchange in self._forget_queue(queue):
+            await self._auto_delete_exchange(exchange)
+        return count
+
+    def _forget_queue(self, queue: Queue) -> Sequence[str]:
+        """Returns the auto-delete exchanges that are left without bindings."""
         queue.deleted = True
         del self.queues[queue.name]
         if queue.owner is not None:
@@ -269,9 +330,7 @@ class VirtualHost:
         queue.consumers.clear()
         queue.readers.clear()
         self._broker.forget(queue)
-        for exchange in left_over:
-            await self._auto_delete_exchange(exchange)
-        return count
+        return left_over
 
     # -- bindings -----------------------------------------------------------------------------------------------
 

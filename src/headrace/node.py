@@ -122,7 +122,9 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         clean=clean,
         log_config=config.storage.stream_defaults(),
     )
+    broker.queues_max = limits.queues_max
     await broker.load()
+    metadata.listen(broker.metadata_changed)
     nursery.start_soon(broker.run)
     access = Access(metadata.snapshot)
     metadata.listen(lambda snapshot, changes: access.update(snapshot))

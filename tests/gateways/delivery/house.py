@@ -12,7 +12,9 @@ from uuid import UUID
 
 import trio
 
+from headrace.controller.changes import PutPolicy
 from headrace.controller.config import Definitions
+from headrace.controller.entities import Policy
 from headrace.controller.passwords import HashCost
 from headrace.controller.service import MetadataService
 from headrace.controller.store import MemoryStore
@@ -115,6 +117,7 @@ class House:
             directory = await LogDirectory.open(self.env, DirectoryConfig(), clean=clean)
             broker = Broker(self.env, directory, metadata, settings_of=settings_of, stamp=stamp, clean=clean)
             await broker.load()
+            metadata.listen(broker.metadata_changed)
             broker.on_ready = broker.dispatch
             nursery.start_soon(directory.run)
             nursery.start_soon(broker.run)
@@ -132,6 +135,10 @@ class Running:
     @property
     def host(self) -> VirtualHost:
         return self.broker.vhosts["/"]
+
+    async def policy(self, definition: dict[str, Any], pattern: str = ".*", **more: Any) -> None:
+        settings = {"vhost": "/", "name": "p", "pattern": pattern, "definition": Table(definition)} | more
+        await self.metadata.commit(PutPolicy(Policy(**settings)))
 
     async def declare(self, name: str, *, durable: bool = True, **arguments: Any) -> Queue:
         """Arguments as in AMQP, with `_` for `-` and without `x-`: `message_ttl=1000`."""

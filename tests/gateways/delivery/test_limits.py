@@ -132,3 +132,11 @@ def test_whoever_leaves_is_forgotten(events: list[tuple[str, str, bool]]) -> Non
     for one in inside:
         counted.leave(one)
     assert not counted._by_user and not counted._by_vhost and not counted._by_address
+
+
+def test_queues_of_a_vhost_are_limited_by_the_metadata_else_by_the_configuration() -> None:
+    snapshot = load(
+        UUID(int=1), Version(1), ViewId(1), vhosts=[Vhost("shop")], vhost_limits=[VhostLimits("shop", queues_max=3)]
+    )
+    counted = Limits(snapshot, LimitsConfig(queues_per_vhost_max=7))
+    assert (counted.queues_max("shop"), counted.queues_max("/")) == (3, 7)
