@@ -293,8 +293,8 @@ class Lane:
         folded: dict[Source, Extent] = {}
         kept: deque[Extent] = deque()
         for extent in self._backlog:
-            # One that is partly read has a place in the order already, and so have those of the journal.
-            if extent is self._backlog[0] or extent.seq < self._restored_below:
+            # Those of the journal have their places in the order already.
+            if extent.seq < self._restored_below:
                 kept.append(extent)
                 continue
             known = folded.setdefault(extent.source, extent)

@@ -78,6 +78,7 @@ def drained(lane: Lane) -> Iterator[bytes]:
 def check_counts(lane: Lane) -> None:
     assert lane.ready_count >= 0 and lane.unacked_count >= 0
     assert lane.floor + lane.settled.count + lane.ready_count + lane.unacked_count == lane.next_seq
+    assert lane.floor not in lane.settled and all(first > lane.floor for first, _end in lane.settled)
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Walk:
             self.settle: self.random.choice((2, 8)),
             self.give_back: self.random.choice((1, 4)),
             self.drop_head: 1,
-            self.purge: self.random.choice((0, 0, 1)),
+            self.purge: self.random.choice((0, 0, 2)),
             self.restart: self.random.choice((0, 1, 2)),
             self.retain: self.random.choice((0, 0, 1)),
         }
@@ -389,6 +390,36 @@ def test_two_logs_in_turn_and_one_record_unacked_need_no_memory_for_what_is_sett
         settle(lane, lane.take(1))
     assert len(lane.arrivals()) < 30
     assert list(drained(restarted(lane))) == [b"kept"]
+
+
+def test_purge_in_the_middle_of_a_sparse_extent_moves_the_place_to_start_from_rightly() -> None:
+    lane, log = new_lane(), Logs().create()
+    for value in (b"held", b"purged", b"purged too"):
+        publish(lane, log, [value])
+        publish(None, log, [b"between"], (THEIRS,))
+    commit(log)
+    held = lane.take(1)
+    lane.purge()
+    for value in (b"new", b"newer"):
+        publish(lane, log, [value])
+        publish(None, log, [b"between"], (THEIRS,))
+    settle(lane, held)
+    commit(log)
+    assert list(drained(restarted(lane))) == [b"new", b"newer"]
+
+
+def test_lane_with_everything_settled_needs_nothing_of_any_log() -> None:
+    lane, shared = new_lane(), Logs()
+    logs = [shared.create(), shared.create()]
+    for log in logs * 3:
+        publish(lane, log, [b"a", b"b"])
+    for log in logs:
+        commit(log)
+    taken = [lane.take(1) for _ in range(12)]
+    for stretch in reversed(taken):
+        assert lane.lowest_offsets()[logs[0]] == 0
+        settle(lane, stretch)
+    assert (lane.floor, len(lane.settled), lane.lowest_offsets(), lane.arrivals()) == (12, 0, {}, [])
 
 
 def test_long_way_without_a_record_of_the_lane_is_not_read_again() -> None:

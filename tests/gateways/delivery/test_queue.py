@@ -88,7 +88,7 @@ class House:
         self.left += [(value, reason) for value in values_of(stretch)]
         stretch.lane.settle(stretch.seq, stretch.count)
 
-    def publish(self, *values: bytes, ttl_ms: int | None = None, priority: int = 0) -> None:
+    def publish(self, *values: bytes, ttl_ms: int | None = None, priority: int = 0, commits: bool = True) -> None:
         count = len(values)
         run = self.log.append(
             [b"key"] * count,
@@ -101,7 +101,8 @@ class House:
         ).run
         assert run is not None
         self.queue.arrive(self.log, run.batch, run.first, run.last)
-        commit(self.log)
+        if commits:
+            commit(self.log)
 
     def turn(self) -> None:
         """What a door does at the end of its turn."""
@@ -597,6 +598,21 @@ def test_expired_record_behind_a_living_head_counts_but_is_never_handed_out() ->
     house.turn()
     assert taker.got == [b"alive", b"alive too"]
     assert house.left == [(b"expired", Reason.EXPIRED)]
+
+
+def test_what_nobody_saw_behind_an_expired_record_is_not_flagged_as_redelivered() -> None:
+    house = House()
+    house.publish(b"alive", commits=False)
+    house.publish(b"expired", ttl_ms=10, commits=False)
+    house.publish(b"alive too")
+    house.turn()
+    house.pass_ms(10)
+    taker = Taker()
+    flags: list[int] = []
+    taker.on_deliver = lambda queue, stretch: flags.append(stretch.deliveries)
+    house.queue.add_consumer(taker)
+    house.turn()
+    assert (taker.got, flags) == ([b"alive", b"alive too"], [0, 0])
 
 
 def test_basic_get_passes_over_what_is_expired() -> None:
