@@ -62,11 +62,12 @@ def values_of(stretch: Stretch) -> list[bytes]:
     return batch.values[stretch.index : stretch.index + stretch.count]
 
 
-def restarted(lane: Lane) -> Lane:
-    """A lane that knows only what the journal would."""
+def restarted(lane: Lane, found: PartitionLog | None = None) -> Lane:
+    """A lane that knows only what the journal would; `found` is what its only log is now."""
     heir = new_lane()
-    heir.restore(lane.next_seq, lane.floor, list(lane.settled), [Extent(*one) for one in lane.arrivals()])
-    heir.applied.update(lane.applied)
+    extents = [Extent(seq, count, found or log, first, end) for seq, count, log, first, end in lane.arrivals()]
+    heir.restore(lane.next_seq, lane.floor, list(lane.settled), extents)
+    heir.applied.update({found or log: end for log, end in lane.applied.items()})
     return heir
 
 
@@ -467,14 +468,34 @@ def test_lost_tail_of_a_log_takes_no_later_record_with_it() -> None:
     assert kept is not None and lost is not None
     settle(lane, lost)
     (found,) = logs.lose_power(log)
-    heir = new_lane()
-    extents = [Extent(seq, count, found, first, end) for seq, count, _log, first, end in lane.arrivals()]
-    heir.restore(lane.next_seq, lane.floor, list(lane.settled), extents)
+    heir = restarted(lane, found)
     publish(heir, found, [b"new", b"newer"])
     commit(found)
     assert list(drained(heir)) == [b"kept", b"kept too", b"new", b"newer"]
     assert heir.lost_count == 1
     check_counts(heir)
+
+
+def test_log_that_lost_its_tail_twice_brings_back_no_settled_record() -> None:
+    lane, logs = new_lane(), Logs()
+    log = logs.create()
+    publish(lane, log, [b"kept"])
+    commit(log)
+    publish(lane, log, [b"lost"])
+    log.seal()
+    (log,) = logs.lose_power(log)
+    lane = restarted(lane, log)
+    publish(lane, log, [b"settled", b"kept too"])
+    commit(log)
+    publish(lane, log, [b"lost too"])
+    log.seal()
+    taken = {values_of(one)[0]: one for one in iter(lambda: lane.take(1), None) if one is not None}
+    settle(lane, taken[b"settled"])
+    (log,) = logs.lose_power(log)
+    heir = restarted(lane, log)
+    assert list(drained(heir)) == [b"kept", b"kept too"]
+    # The first was noticed before the second power loss.
+    assert (lane.lost_count, heir.lost_count) == (1, 1)
 
 
 def test_records_that_retention_took_are_counted_and_the_settled_ones_behind_stay_settled() -> None:
