@@ -126,12 +126,13 @@ class Committer:
     async def commit(self, logs: Sequence[PartitionLog]) -> None:
         """Seal, write, sync and acknowledge one group."""
         jobs: list[SyncJob] = []
+        full = False
         for log in logs:
             try:
                 log.seal()
             except DiskFull:
                 # Nothing of the batch counts yet and nothing is lost: its publishers wait.
-                self.disk_full = True
+                full = self.disk_full = True
                 self._urgent[log] = None
             job = log.begin_sync()
             if job is not None:
@@ -144,9 +145,10 @@ class Committer:
                 job.log.finish_sync(job)
             self.telling = False
             self.on_commit()
-        if self.disk_full:
+        # It stands until a whole group finds room.
+        self.disk_full = full
+        if full:
             await self._env.clock.sleep(FULL_DISK_PAUSE_S)
-            self.disk_full = False
         if self._urgent:
             self._wake.set()
 

@@ -517,7 +517,8 @@ def test_compacted_stream_is_not_taken_by_retention() -> None:
 def test_o4_resend_is_written_once_whether_open_written_or_committed() -> None:
     disk = Disk()
     log = disk.log
-    for step in (lambda: None, log.seal, disk.commit):
+    steps: list[Callable[[], object]] = [lambda: None, log.seal, disk.commit]
+    for step in steps:
         log.append_once(PRODUCER, [b"k"] * 2, [b""] * 2, [b"a", b"b"], timestamp_us=1)
         step()
     assert values_of(log) == {0: b"a", 1: b"b"}
