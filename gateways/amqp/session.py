@@ -107,7 +107,8 @@ class Session:
         self._socket = connection.socket
         self._config = door.config
         self._broker = door.broker
-        self._cutter = FrameCutter(body_bytes_max=door.config.body_bytes_max)
+        # Channels are cut from the start: some clients send channel.open without waiting for open-ok.
+        self._cutter = FrameCutter(channel_max=door.config.channel_max, body_bytes_max=door.config.body_bytes_max)
         self._read_bytes = READ_BYTES_MIN
         self._more = False
         self._operations: Operations | None = None
@@ -283,6 +284,9 @@ class Session:
         )
 
     async def _take(self, event: Event) -> None:
+        if self._operations is None and isinstance(event, PublishRun | Acks | MethodFrame) and event.channel:
+            text = f"frame on channel {event.channel} before connection.open"
+            raise amqp_error(ReplyCode.UNEXPECTED_FRAME, text)
         match event:
             case PublishRun():
                 channel = self._channel(event.channel)
@@ -404,7 +408,11 @@ class Session:
         )
         self._send(0, tune)
 
-    def _refusal(self, mechanism: str) -> AmqpError:
+    def _refusal(self, mechanism: str) -> Exception:
+        """403 for a client that says it knows what that is here; others only see the end, as the standard has it."""
+        capabilities = self.properties.get("capabilities")
+        if not isinstance(capabilities, dict) or capabilities.get("authentication_failure_close") is not True:
+            return Ended()
         text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
         error = amqp_error(ReplyCode.ACCESS_REFUSED, text)
         error.hard = True
@@ -601,11 +609,12 @@ class Session:
             _log.warning("connection closed: no heartbeat", extra={"peer": self.peer[0], "user": self.user})
             self._scope.cancel()
             return
-        self._silent_s += 1
         if self.outbox.sent_count != self.last_sent_count:
             self.last_sent_count = self.outbox.sent_count
             self._silent_s = 0
-        elif self._silent_s >= max(1, self.heartbeat_s // 2):
+        else:
+            self._silent_s += 1
+        if self._silent_s >= self.heartbeat_s // 2:
             self.outbox.put(HEARTBEAT_FRAME)
             self._silent_s = 0
 
