@@ -92,7 +92,7 @@ class Machine:
         async with trio.open_nursery() as nursery:
             await nursery.start(metadata.run)
             await metadata.seed(Definitions())
-            directory = LogDirectory.open_now(env, DirectoryConfig(), clean=clean)
+            directory = LogDirectory.open_now(env, DirectoryConfig(journal_bytes_max=64 * 1024), clean=clean)
             broker = Broker(
                 env,
                 directory,
@@ -657,7 +657,10 @@ class Walk:
         elif kind == 15:
             self.reject()
         elif kind == 16:
-            self.random.choice(self.running.logs).seal()
+            if self.random.random() < 0.2:
+                await self.replace_exchange()
+            else:
+                self.random.choice(self.running.logs).seal()
         elif kind == 17:
             await self.running.commit()
         elif kind == 18:
@@ -667,6 +670,14 @@ class Walk:
             self.machine.clock.now_us += 1_000_000
             await self.running.maintain()
             await self.running.broker._drop_retired()
+
+    async def replace_exchange(self) -> None:
+        """The same name again is another exchange; what went through the old one stays where it is."""
+        await self.running.broker.vhosts["/"].delete_exchange("fan")
+        await self.running.exchange("fan")
+        for exchange, name, key in BINDINGS:
+            if exchange == "fan":
+                await self.running.bind(exchange, name, key)
 
     def publish(self) -> None:
         exchange, key = self.random.choice((("fan", ""), ("one", "a"), ("one", "b"), ("one", "none"), ("", "work")))
@@ -743,6 +754,7 @@ class Walk:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
+        self.was_clean = True
         await self.running.commit()
         for records in self.known.values():
             for one in records:
@@ -764,6 +776,7 @@ class Walk:
 
     async def _half_way(self) -> None:
         """A journal may be under way, and is as far as it comes in a few turns of the loop."""
+        self.was_clean = False
         if self.random.random() < 0.5:
             self.running.nursery.start_soon(self.running.broker.write_journal)
             for _ in range(self.random.randrange(8)):
@@ -787,6 +800,8 @@ class Walk:
             # A dead letter may come twice: a crash between its copy and the settlement of the original.
             assert name == "graveyard" or len(set(found)) == len(found)
             assert Counter(self.must[name]) <= Counter(found) <= Counter(may)
+            if self.was_clean and name != "ranked":
+                assert found == self.must[name]
             if name not in ("graveyard", "ranked"):
                 self._check_order(name, found)
             (log_of, end_of) = ({one.value: one.log for one in records}, {one.value: one.end for one in records})
