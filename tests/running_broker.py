@@ -16,12 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pika
+from pika.exceptions import AMQPError
 
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 60
@@ -36,13 +38,16 @@ class RunningBroker:
         self.data = folder / "data"
         self.log_path = folder / "broker.log"
         self.port = 0
+        # Of every open door, by its name.
+        self.ports: dict[str, int] = {}
         self.process: subprocess.Popen[str] | None = None
+        self._connections: list[pika.BlockingConnection] = []
         self._arguments = list(arguments)
         self._environ = dict(environ or {})
+        self.config_path = folder / "headrace.toml"
         if config:
-            path = folder / "headrace.toml"
-            path.write_text(config)
-            self._arguments += ["--config", str(path)]
+            self.config_path.write_text(config)
+            self._arguments += ["--config", str(self.config_path)]
 
     def __enter__(self) -> Self:
         self.start()
@@ -78,18 +83,34 @@ class RunningBroker:
             line = self.process.stdout.readline()
         finally:
             watch.cancel()
-        ready = re.search(r"\bamqp=127\.0\.0\.1:(\d+)", line)
-        if ready is None:
+        self.ports = {name: int(port) for name, port in re.findall(r"\b(\w+)=\S+:(\d+)", line)}
+        if "amqp" not in self.ports:
             self.kill()
             raise AssertionError(f"the broker did not get ready: {line!r}\n{self.last_lines()}")
-        self.port = int(ready[1])
+        self.port = self.ports["amqp"]
+
+    def reload(self, config: str) -> None:
+        """SIGHUP with another configuration; it must have been given one at its start. Returns when it is in effect."""
+        taken, refused = self._told("configuration read again"), self._told("configuration refused")
+        self.config_path.write_text(config)
+        assert self.process is not None, "the broker runs"
+        self.process.send_signal(signal.SIGHUP)
+        eventually(
+            lambda: self._told("configuration read again") > taken or self._told("configuration refused") > refused
+        )
+        assert self._told("configuration refused") == refused, self.last_lines()
+
+    def _told(self, message: str) -> int:
+        return self.log_path.read_text(errors="replace").count(message)
 
     def kill(self) -> None:
         """kill -9."""
         self._end(signal.SIGKILL)
+        self._close_connections()
 
     def stop(self) -> None:
-        """A clean stop; it must end with status 0."""
+        """A clean stop, after the connections made by `connect` were closed; it must end with status 0."""
+        self._close_connections()
         status = self._end(signal.SIGTERM)
         assert status == 0, f"the broker ended with status {status}\n{self.last_lines()}"
 
@@ -105,6 +126,14 @@ class RunningBroker:
             if process.stdout is not None:
                 process.stdout.close()
 
+    def _close_connections(self) -> None:
+        """pika closes a socket when it is closed itself, or when it finds that the other side is gone."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            if connection.is_open:
+                with suppress(AMQPError):
+                    connection.close()
+
     def last_lines(self) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-25:])
 
@@ -114,7 +143,9 @@ class RunningBroker:
         return pika.ConnectionParameters("127.0.0.1", self.port, credentials=credentials, **settings)
 
     def connect(self, **settings: Any) -> pika.BlockingConnection:
-        return pika.BlockingConnection(self.parameters(**settings))
+        """With pika. Closed with the broker at the latest."""
+        self._connections.append(pika.BlockingConnection(self.parameters(**settings)))
+        return self._connections[-1]
 
     def open_socket(self) -> socket.socket:
         """For those who speak octets."""
@@ -133,7 +164,7 @@ class RunningBroker:
         return int(found[1]) * 1024
 
 
-def eventually(holds: "Any", seconds: float = 30) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 30) -> None:
     """Waits until `holds()` is true, for what a broker does in its own time; fails when it never is."""
     until = time.monotonic() + seconds
     while not holds():
