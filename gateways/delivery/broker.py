@@ -5,7 +5,7 @@ end of the door's turn -> committer -> confirm. The way of a settlement: door ->
 groups a few times a second and never before the log has passed the records it speaks of (K3).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -105,6 +105,8 @@ class Broker:
         self._views: dict[int, Queue] = {}
         self._dirty: dict[Queue, None] = {}
         self._dirty_logs: dict[PartitionLog, None] = {}
+        # For each log, how far the journal knows who got what of it; retention takes nothing behind that.
+        self._journalled_ends: dict[PartitionLog, int] = {}
         self._to_dispatch: dict[Queue, None] = {}
         self._next_ephemeral = EPHEMERAL_VIEWS
         self._retired: set[UUID] = set()
@@ -121,6 +123,7 @@ class Broker:
         self._expiry = Expiry(self.timers, env.clock, self._expired)
         self._journal_lock = trio.Lock()
         self._wake = trio.Event()
+        self._stream_came = trio.Event()
         self.transient_log = self._internal(TRANSIENT_NAME, TRANSIENT_CONFIG)
         self._views_log = self._internal(journal.STREAM_NAME, VIEWS_CONFIG)
         self.transient_log.advanced.append(self._advanced)
@@ -158,6 +161,12 @@ class Broker:
         for queue in await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values())):
             self._note_change(queue)
         for log in logs.values():
+            if log is self._views_log:
+                continue
+            self._journalled_ends[log] = restored.applied_to(log.stream_id, log.partition, 0)
+            if self._journalled_ends[log] < log.end:
+                self._dirty_logs[log] = None
+                self._wake.set()
             if not log.advanced:
                 log.advanced.append(self._advanced)
         if not self._clean:
@@ -178,30 +187,35 @@ class Broker:
     def _find_arrivals(self, restored: journal.Restored, logs: Iterable[PartitionLog]) -> set[Queue]:
         """Records behind the journal's last word find their views again by the routes in their batches."""
         found: set[Queue] = set()
-        for log in logs:
-            offset = max(restored.applied_to(log.stream_id, log.partition, 0), log.log_start)
-            while runs := log.read(offset):
-                for run in runs:
-                    found |= self._apply(log, run.batch)
-                offset = runs[-1].batch.next_offset
+        # Readers rely on this order (history.py).
+        first_logs = {queue: queue.history.last_source for queue in self._views.values()}
+        for is_first in (True, False):
+            for log in logs:
+                offset = max(restored.applied_to(log.stream_id, log.partition, 0), log.log_start)
+                while runs := log.read(offset):
+                    for run in runs:
+                        for queue in self._views_in(run.batch):
+                            if (first_logs[queue] is log) is is_first:
+                                self._apply(log, run.batch, queue)
+                                found.add(queue)
+                    offset = runs[-1].batch.next_offset
         return found
 
-    def _apply(self, log: PartitionLog, batch: RecordBatch) -> set[Queue]:
-        found: set[Queue] = set()
-        for view_id in sorted({one for route_set in batch.route_sets for one in route_set}):
+    def _views_in(self, batch: RecordBatch) -> Iterator[Queue]:
+        for view_id in {one for route_set in batch.route_sets for one in route_set}:
             queue = self._views.get(view_id)
-            if queue is None or view_id >= EPHEMERAL_VIEWS:
-                continue
-            found.add(queue)
-            first = batch.index_of(queue.history.applied.get(log, 0))
-            for low, high in spans_of(batch, first, batch.count, view_id):
-                queue.history.arrive(log, batch, low, high)
-            for lane in queue.lanes:
-                first = batch.index_of(lane.applied.get(log, 0))
-                for low, high in lane.spans(batch, first, batch.count):
-                    lane.extend(log, high - low, batch.base_offset + low, batch.base_offset + high)
-                    queue.timed = queue.timed or any(batch.expiries.values)
-        return found
+            if queue is not None and view_id < EPHEMERAL_VIEWS:
+                yield queue
+
+    def _apply(self, log: PartitionLog, batch: RecordBatch, queue: Queue) -> None:
+        first = batch.index_of(queue.history.applied.get(log, 0))
+        for low, high in spans_of(batch, first, batch.count, queue.view_id):
+            queue.history.arrive(log, batch, low, high)
+        for lane in queue.lanes:
+            first = batch.index_of(lane.applied.get(log, 0))
+            for low, high in lane.spans(batch, first, batch.count):
+                lane.extend(log, high - low, batch.base_offset + low, batch.base_offset + high)
+                queue.timed = queue.timed or any(batch.expiries.values)
 
     async def _drop_unneeded(self) -> None:
         """Streams of exchanges that were not durable are deleted, unless a queue still wants something of them."""
@@ -231,6 +245,7 @@ class Broker:
     async def _delete_stream(self, stream: Stream) -> None:
         for log in stream.partitions:
             self._dirty_logs.pop(log, None)
+            self._journalled_ends.pop(log, None)
             for queue in self._views.values():
                 for lane in queue.lanes:
                     lane.applied.pop(log, None)
@@ -315,6 +330,8 @@ class Broker:
         )
         queue.declared_durable = durable if declared_durable is None else declared_durable
         self._views[view_id] = queue
+        if settings.stream:
+            self._stream_came.set()
         self._expiry.lease(queue, host.delete_queue)
         return queue
 
@@ -382,6 +399,7 @@ class Broker:
                 config=config or self._log_config,
             )
             stream = self.directory.create_now(spec)
+            self._journalled_ends[stream.partitions[0]] = 0
         log = stream.partitions[0]
         if not log.advanced:
             log.advanced.append(self._advanced)
@@ -630,10 +648,14 @@ class Broker:
     async def _keep_streams(self) -> None:
         """Streams let go of what their retention gave up."""
         while True:
+            await self._stream_came.wait()
             await self.env.clock.sleep(STREAM_PERIOD_S)
             now_us = self.env.clock.wall_us()
-            for queue in [one for one in self._views.values() if one.settings.stream]:
+            streams = [queue for queue in self._views.values() if queue.settings.stream]
+            for queue in streams:
                 self._expire_stream(queue, now_us)
+            if not streams:
+                self._stream_came = trio.Event()
 
     def _expire_stream(self, queue: Queue, now_us: int) -> None:
         settings, history = queue.settings, queue.history
@@ -661,6 +683,9 @@ class Broker:
                 self._append_entry(key, value)
             await self._all_committed([self._views_log])
             self._draft = None
+            for log, end in draft.ends.items():
+                if log in self._journalled_ends:
+                    self._journalled_ends[log] = end
             for queue, mark, lowest in draft.queues:
                 queue.history.note_kept(mark)
                 if not queue.deleted:
@@ -689,6 +714,7 @@ class Broker:
         for log in logs:
             draft.entries.append((journal.log_key(log.stream_id, log.partition), journal.encode_applied(log.end)))
             draft.logs.add(log)
+            draft.ends[log] = log.end
         return draft
 
     async def _all_committed(self, logs: Iterable[PartitionLog]) -> None:
@@ -733,7 +759,8 @@ class Broker:
         if not self._loaded:
             # Who needs what is not known yet.
             return 0
-        lowest: int | None = None
+        journalled_end = self._journalled_ends.get(log)
+        lowest = journalled_end if journalled_end is not None and journalled_end < log.end else None
         for queue in self._views.values():
             if queue.settings.stream:
                 kept = queue.history.lowest_offset(log)
@@ -756,6 +783,8 @@ class _Draft:
     entries: list[tuple[bytes, bytes]] = field(default_factory=list)
     # Logs whose records the entries speak of: no settlement is journalled before its record is safe (K3).
     logs: set[PartitionLog] = field(default_factory=set)
+    # For each log, how far the entries say who got what of it.
+    ends: dict[PartitionLog, int] = field(default_factory=dict)
     # Each queue with the reach of its history and the lowest offsets in the state that is written.
     queues: list[tuple[Queue, tuple[int, int], dict[Source, int]]] = field(default_factory=list)
 

@@ -5,9 +5,10 @@ know as `x-stream-offset`. An entry says that from `seq` on they lie in one log,
 where records come from another log, or when it has grown enough to be worth a new one. So a place is found by one
 look-up and a short scan, and a view of one log costs an entry for thousands of records.
 
-A number, once seen, stays with its record for ever. Along one log that follows from the routes in the batches; where
-logs alternate, only this history knows the order. So readers are shown no further than it has been journalled, as soon
-as the logs alternated since (`visible`).
+A number, once seen, stays with its record for ever. What the journal has is certain. What came later is found again in
+the logs by its routes: first all that is in the log of the last journalled entry (`last_source`), then the others, in
+an order that nobody knows beforehand. So readers are shown what is journalled, and behind it what came from that same
+log before any other had something. Retention takes nothing that the journal does not know of.
 Invariant: entries are in the order of seq and cover first_seq..next_seq-1. Neighbours: reading.py reads by it,
 journal.py has its form on the disk, broker.py keeps it there.
 """
@@ -89,7 +90,8 @@ class History:
             self._entry_bytes_max = min(ENTRY_BYTES_MAX, bytes_max // 16)
         # How far the journal has it: numbers below, and where the last of them was taken from.
         self._kept_seq = self._kept_end = 0
-        self._alternated = False
+        # Everything behind that came from the log of the last entry in the journal.
+        self._certain = not journalled
         self._dirty_from = 0
         self._blocks_from = 0
 
@@ -128,7 +130,7 @@ class History:
         ordinal = self._ordinal + len(entries)
         if entries:
             if entries[-1].source is not source:
-                self._alternated = True
+                self._certain = not self._journalled
             # The end of the one before is final now.
             self._dirty_from = min(self._dirty_from, ordinal - 1)
         else:
@@ -155,9 +157,8 @@ class History:
             # Gone meanwhile: go on where there is something.
             place, resume = 0, None
         entry = entries[place]
-        end_seq = entries[place + 1].seq if place + 1 < len(entries) else self.next_seq
-        end = entry.end
-        if self._alternated and self._journalled and end_seq > self._kept_seq:
+        end_seq, end = self._end_of(place), entry.end
+        if not self._certain and end_seq > self._kept_seq:
             end_seq, end = self._kept_seq, self._kept_end
         if end_seq <= seq:
             return None
@@ -165,20 +166,30 @@ class History:
             return Piece(entry.seq, end_seq - entry.seq, entry.source, entry.first, end)
         return Piece(seq, end_seq - seq, entry.source, resume, end)
 
+    def _end_of(self, place: int) -> int:
+        return self._entries[place + 1].seq if place + 1 < len(self._entries) else self.next_seq
+
     @property
     def end(self) -> int | None:
         """Where the newest record was taken from, for whoever starts behind it."""
         return self._entries[-1].end if self._entries else None
 
     def piece_before(self, time_us: int) -> Piece | None:
-        """The piece in which the first record of this time or later must be; None when it is still to come."""
-        place = bisect_left(self._entries, time_us, key=_newest)
+        """The piece in which the first record of this time or later must be, visible or not; None: it is to come."""
+        entries = self._entries
         # The one before is the first to hold a record of that time.
-        if place == len(self._entries) and self.newest_us < time_us:
+        place = max(bisect_left(entries, time_us, key=_newest) - 1, 0)
+        if not entries or self.newest_us < time_us:
             return None
-        return self.piece(self._entries[max(place - 1, 0)].seq, None)
+        entry = entries[place]
+        return Piece(entry.seq, self._end_of(place) - entry.seq, entry.source, entry.first, entry.end)
 
     # -- letting go ---------------------------------------------------------------------------------------------
+
+    @property
+    def last_source(self) -> Source | None:
+        """The log that must be looked at first for what arrived after the journal was written."""
+        return self._entries[-1].source if self._entries else None
 
     def lowest_offset(self, source: Source) -> int | None:
         """From where on this view still needs a log."""
@@ -233,7 +244,9 @@ class History:
         blocks: list[tuple[int, Block | None]] = [(number, None) for number in range(self._blocks_from, first)]
         self._blocks_from = first
         end = ordinal + len(entries)
-        # The newest goes on growing, and how far it has is in the view's state; only what else changed is written.
+        if self._dirty_from >= end:
+            # The newest entry goes on growing, but how far it has is in the view's state.
+            return blocks
         for number in range(max(self._dirty_from, ordinal) // BLOCK_COUNT, -(-end // BLOCK_COUNT)):
             low = max(number * BLOCK_COUNT - ordinal, 0)
             block = Block(ordinal + low, entries[low : (number + 1) * BLOCK_COUNT - ordinal])
@@ -249,8 +262,8 @@ class History:
     def note_kept(self, mark: tuple[int, int]) -> None:
         self._kept_seq, self._kept_end = mark
         # The entry that the mark lies in or ends, and those behind it.
-        place = max(bisect_left(self._entries, mark[0], key=_sequence) - 1, 0)
-        self._alternated = len({entry.source for entry in self._entries[place:]}) > 1
+        place = bisect_left(self._entries, mark[0], key=_sequence) - 1
+        self._certain = place >= 0 and len({entry.source for entry in self._entries[place:]}) == 1
 
     @property
     def blocks(self) -> range:
