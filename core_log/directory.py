@@ -10,6 +10,7 @@ The directory's lock, identity and clean-shutdown marker are the node's (headrac
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from uuid import UUID
 
 import msgspec
@@ -61,6 +62,8 @@ class LogDirectory:
         )
         self._journal = CommitJournal(env.storage, env.ids, config.journal_bytes_max)
         self.committer = Committer(env, self._journal, config)
+        # Held while a stream's spec is read, changed and saved: of two changes at once neither is lost.
+        self._editing = Lock()
 
     @classmethod
     async def open(cls, env: Env, config: DirectoryConfig, *, clean: bool) -> "LogDirectory":
@@ -157,26 +160,31 @@ class LogDirectory:
                 f"stream {stream.spec.name!r} has {stream.spec.partition_count} partitions and cannot shrink "
                 f"to {partition_count}"
             )
-        spec = msgspec.structs.replace(stream.spec, partition_count=partition_count)
 
         def grow() -> list[PartitionLog]:
-            added = self._create_partitions(spec, stream.spec.partition_count)
-            self.env.storage.sync_dir(folder_of(spec.id))
-            self.env.storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
+            with self._editing:
+                spec = msgspec.structs.replace(stream.spec, partition_count=partition_count)
+                added = self._create_partitions(spec, stream.spec.partition_count)
+                self.env.storage.sync_dir(folder_of(spec.id))
+                self._save(stream, spec)
             return added
 
-        added = await self.env.worker.run(grow)
-        stream.partitions += added
-        stream.spec = spec
+        stream.partitions += await self.env.worker.run(grow)
 
     async def configure_stream(self, stream: Stream, config: LogConfig) -> None:
         """Other settings from now on; what is written stays as it was written."""
-        spec = msgspec.structs.replace(stream.spec, config=config)
-        path = f"{folder_of(spec.id)}/{SPEC}"
-        await self.env.worker.run(lambda: self.env.storage.replace_file(path, _encode(spec)))
-        stream.spec = spec
+
+        def configure() -> None:
+            with self._editing:
+                self._save(stream, msgspec.structs.replace(stream.spec, config=config))
+
+        await self.env.worker.run(configure)
         for log in stream.partitions:
             log.config = config
+
+    def _save(self, stream: Stream, spec: StreamSpec) -> None:
+        self.env.storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
+        stream.spec = spec
 
     async def delete_stream(self, stream: Stream) -> None:
         """Take a stream out of service; its files lie in the trash for a day."""

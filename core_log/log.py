@@ -185,7 +185,10 @@ class PartitionLog:
         """
         log = cls(shared, folder, stream_id, partition, config)
         storage = shared.storage
-        names = storage.list(folder)
+        try:
+            names = storage.list(folder)
+        except FileNotFoundError as error:
+            raise CorruptLog(folder, 0, 0, "the partition's folder is gone") from error
         for name in names:
             if name.endswith((".compacting", ".temp")):
                 storage.remove(f"{folder}/{name}")
@@ -1051,6 +1054,9 @@ class PartitionLog:
         storage.sync_dir(self.folder)
         self.shared.indexed.pop(old.stem, None)
         self._segments[place] = Segment(storage, self.folder, old.base_offset, old.end_offset)
+        # Who reads from memory and who reads the file see the same.
+        while self._tail and self._tail[0].next_offset <= old.end_offset:
+            self._tail.popleft()
 
 
 def _pass_over(segment: Segment, position: int, offset: int, end: int, hashes: Sequence[int]) -> tuple[int | None, int]:
