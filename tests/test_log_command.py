@@ -4,10 +4,12 @@ import base64
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,8 +17,10 @@ from click.testing import CliRunner, Result
 from headrace.cli import commands
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.errors import DirectoryInUse, StorageError
+from headrace.core_log.inspection import streams
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.storage.disk import DiskStorage
+from headrace.core_log.storage.readonly import ReadOnlyStorage
 
 from .core_log.directories import NOW_US, SMALL, add_stream, append, commit, filled_directory, open_directory
 
@@ -221,6 +225,24 @@ def test_verify_of_a_flipped_bit_says_where_and_exits_1(tmp_path: Path, filled: 
     found, summary = lines("verify", tmp_path)
     assert (found["level"], found["path"], found["position"]) == ("problem", path, 64)
     assert summary["problems"] == 1
+
+
+def test_partition_whose_folder_is_gone_is_a_problem(tmp_path: Path, filled: LogDirectory) -> None:
+    log = next(one for one in filled.streams.values() if one.spec.kind == "topic").partitions[1]
+    shutil.rmtree(tmp_path / log.folder)
+    result = run("verify", tmp_path)
+    assert result.exit_code == 1
+    assert f"problem: {log.folder}: the partition's folder is gone\n" in result.stdout
+    assert run("repair", tmp_path, "--yes").exit_code == 1
+
+
+def test_stream_deleted_while_we_look_is_no_problem(tmp_path: Path, filled: LogDirectory) -> None:
+    storage = ReadOnlyStorage(tmp_path)
+    gone = next(iter(filled.streams))
+    specs = streams(storage)
+    shutil.rmtree(tmp_path / "streams" / str(gone))
+    with patch("headrace.commands.log.streams", return_value=specs):
+        assert run("verify", tmp_path).exit_code == 0
 
 
 def test_verify_of_another_stream_does_not_look_at_the_damaged_one(tmp_path: Path, filled: LogDirectory) -> None:

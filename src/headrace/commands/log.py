@@ -11,7 +11,7 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -58,7 +58,7 @@ from headrace.core_log.record import (
     Record,
 )
 from headrace.core_log.repair import Plan, carry_out, plan
-from headrace.core_log.spec import StreamSpec, folder_of
+from headrace.core_log.spec import SPEC, StreamSpec, folder_of
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.readonly import ReadOnlyStorage
 from headrace.redaction import printable
@@ -99,7 +99,7 @@ def about(data: Path) -> Iterator[None]:
 
 
 class Chosen(NamedTuple):
-    """The partitions asked for, and the streams that cannot be read: they belong to every answer."""
+    """The partitions asked for, and what cannot be read at all: it belongs to every answer."""
 
     partitions: list[Partition]
     unreadable: list[Finding]
@@ -117,13 +117,17 @@ def chosen(storage: Storage, stream: str | None = None, number: int | None = Non
         raise click.BadParameter(f"partitions are counted from 0 to {max(counts) - 1} here", param_hint="--partition")
     journal = read_journal(storage)
     partitions = []
+    unreadable = [one.problem for one in named if one.problem is not None]
     for spec in specs:
-        for one in range(spec.partition_count):
-            # A stream may be deleted while we look.
-            with suppress(FileNotFoundError):
-                if number in (None, one):
-                    partitions.append(partition_of(storage, spec, one, journal))
-    return Chosen(partitions, [one.problem for one in named if one.problem is not None])
+        for one in range(spec.partition_count) if number is None else [number] * (number < spec.partition_count):
+            try:
+                partitions.append(partition_of(storage, spec, one, journal))
+            except FileNotFoundError:
+                # A stream may be deleted while we look; then its stream.json is gone too.
+                if storage.exists(f"{folder_of(spec.id)}/{SPEC}"):
+                    what = "the partition's folder is gone"
+                    unreadable.append(Finding(Level.PROBLEM, folder_of(spec.id, one), None, None, what))
+    return Chosen(partitions, unreadable)
 
 
 def shown(spec: StreamSpec) -> str:
