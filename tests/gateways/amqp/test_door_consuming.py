@@ -539,7 +539,7 @@ def test_delivery_to_a_socket_that_was_reset_is_no_loss(broker: RunningBroker, c
 
 
 def test_broker_that_stops_closes_its_connections_with_320(own_broker: RunningBroker) -> None:
-    connection = own_broker.connect()
+    connection = pika.BlockingConnection(own_broker.parameters())
     stopping = threading.Thread(target=own_broker.stop)
     stopping.start()
     with pytest.raises(ConnectionClosedByBroker) as caught:
