@@ -823,8 +823,10 @@ class PartitionLog:
             raise OffsetOutOfRange(offset, self.log_start, end)
         runs: list[Run] = []
         for batch in self._batches(offset, end, bytes_max):
-            last = batch.index_of(end)
-            runs.append(Run(batch, batch.index_of(offset), last))
+            # Only the first and the last batch of a read can reach beyond what was asked for.
+            first = 0 if batch.base_offset >= offset else batch.index_of(offset)
+            last = len(batch.values) if batch.next_offset <= end else batch.index_of(end)
+            runs.append(Run(batch, first, last))
         return runs
 
     def _batches(self, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
