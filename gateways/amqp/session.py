@@ -665,6 +665,9 @@ class Session:
         self._closing = True
         self._cutter.close_connection()
         self._scope.deadline = trio.current_time() + EXPEL_SECONDS_MAX
+        for channel in self.channels.values():
+            # No consumer of theirs has room from now on.
+            channel.open = False
         self._nursery.start_soon(self._leave, reason)
 
     async def _leave(self, reason: str) -> None:
