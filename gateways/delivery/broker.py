@@ -833,11 +833,12 @@ def _lane_state(lane: Lane) -> journal.LaneState:
         lane.floor,
         list(lane.settled),
         [
-            (seq, count, source.stream_id.bytes, source.partition, first, end)
-            for seq, count, source, first, end in lane.arrivals()
+            (one.seq, one.count, one.source.stream_id.bytes, one.source.partition, one.first, one.end)
+            for one in lane.arrivals()
         ],
         [(source.stream_id.bytes, source.partition, end) for source, end in lane.applied.items()],
         lane.handed_out_below,
+        [place for place, one in enumerate(lane.arrivals()) if one.exact],
     )
 
 
@@ -850,11 +851,12 @@ def _restore(
     queue.timed = state.timed
     for lane, kept in zip(queue.lanes, state.lanes, strict=False):
         arrivals = []
-        for seq, count, stream, partition, first, end in kept.arrivals:
+        exact = set(kept.exact)
+        for place, (seq, count, stream, partition, first, end) in enumerate(kept.arrivals):
             log = logs.get((UUID(bytes=stream), partition))
             if log is None:
                 raise NotFound(f"queue '{queue.name}' needs stream {UUID(bytes=stream)}, which is not there")
-            arrivals.append(Extent(seq, count, log, first, end))
+            arrivals.append(Extent(seq, count, log, first, end, exact=place in exact))
         lane.restore(kept.next_seq, kept.floor, kept.settled, arrivals)
         lane.delivered_below = kept.delivered_below
         for stream, partition, end in kept.applied:

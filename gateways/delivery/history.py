@@ -36,13 +36,24 @@ _newest = attrgetter("newest_us")
 
 
 class Entry:
-    """Records `seq` and following lie in first..end-1 of a log; None: that log is gone."""
+    """Records `seq` and following lie in first..end-1 of a log; None: that log is gone.
 
-    __slots__ = ("bytes_before", "end", "first", "newest_us", "seq", "source")
+    Their routes say which ones they are; `exact`: it is every record there (copies).
+    """
+
+    __slots__ = ("bytes_before", "end", "exact", "first", "newest_us", "seq", "source")
 
     def __init__(
-        self, seq: int, source: Source | None, first: int, end: int, newest_us: int, bytes_before: int
+        self,
+        seq: int,
+        source: Source | None,
+        first: int,
+        end: int,
+        newest_us: int,
+        bytes_before: int,
+        exact: bool = False,
     ) -> None:
+        self.exact = exact
         self.seq = seq
         self.source = source
         self.first = first
@@ -61,6 +72,7 @@ class Piece:
     source: Source | None
     first: int
     end: int
+    exact: bool
 
 
 class Block(NamedTuple):
@@ -104,38 +116,41 @@ class History:
 
     # -- arrivals -----------------------------------------------------------------------------------------------
 
-    def arrive(self, source: Source, batch: RecordBatch, first: int, last: int) -> None:
-        """Records first..last-1 of a batch have been routed to the view."""
+    def arrive(self, source: Source, batch: RecordBatch, first: int, last: int, *, exact: bool = False) -> None:
+        """Records first..last-1 of a batch have been routed to the view; `exact`: they are copies for it."""
         end = batch.base_offset + last
         entries = self._entries
         newest = entries[-1] if entries else None
         if (
             newest is None
             or newest.source is not source
+            or newest.exact is not exact
+            or (exact and newest.end != batch.base_offset + first)
             or self.next_seq - newest.seq >= ENTRY_COUNT_MAX
             or end - newest.first > ENTRY_OFFSETS_MAX
             or self.byte_count - newest.bytes_before >= self._entry_bytes_max
         ):
-            self._begin(source, batch.base_offset + first, end)
+            self._begin(source, batch.base_offset + first, end, exact)
         else:
             newest.end = end
-        self.applied[source] = end
+        self.applied[source] = max(end, self.applied.get(source, 0)) if exact else end
         self.next_seq += last - first
         self.newest_us = max(self.newest_us, batch.timestamps.at(last - 1))
         if self._is_stream:
             self.byte_count += sum(map(len, batch.values[first:last]))
 
-    def _begin(self, source: Source, first: int, end: int) -> None:
+    def _begin(self, source: Source, first: int, end: int, exact: bool) -> None:
         entries = self._entries
         ordinal = self._ordinal + len(entries)
         if entries:
-            if entries[-1].source is not source:
+            # Copies carry no routes by which they could be found again.
+            if entries[-1].source is not source or exact or entries[-1].exact:
                 self._certain = not self._journalled
             # The end of the one before is final now.
             self._dirty_from = min(self._dirty_from, ordinal - 1)
         else:
             self._dirty_from = min(self._dirty_from, ordinal)
-        entries.append(Entry(self.next_seq, source, first, end, self.newest_us, self.byte_count))
+        entries.append(Entry(self.next_seq, source, first, end, self.newest_us, self.byte_count, exact))
         if not self._is_stream and ordinal % BLOCK_COUNT == 0:
             self.forget_lost()
             if len(entries) > ENTRIES_MAX:
@@ -163,8 +178,8 @@ class History:
         if end_seq <= seq:
             return None
         if seq <= entry.seq or resume is None:
-            return Piece(entry.seq, end_seq - entry.seq, entry.source, entry.first, end)
-        return Piece(seq, end_seq - seq, entry.source, resume, end)
+            return Piece(entry.seq, end_seq - entry.seq, entry.source, entry.first, end, entry.exact)
+        return Piece(seq, end_seq - seq, entry.source, resume, end, entry.exact)
 
     def _end_of(self, place: int) -> int:
         return self._entries[place + 1].seq if place + 1 < len(self._entries) else self.next_seq
@@ -182,7 +197,8 @@ class History:
         if not entries or self.newest_us < time_us:
             return None
         entry = entries[place]
-        return Piece(entry.seq, self._end_of(place) - entry.seq, entry.source, entry.first, entry.end)
+        count = self._end_of(place) - entry.seq
+        return Piece(entry.seq, count, entry.source, entry.first, entry.end, entry.exact)
 
     # -- letting go ---------------------------------------------------------------------------------------------
 
@@ -263,7 +279,8 @@ class History:
         self._kept_seq, self._kept_end = mark
         # The entry that the mark lies in or ends, and those behind it.
         place = bisect_left(self._entries, mark[0], key=_sequence) - 1
-        self._certain = place >= 0 and len({entry.source for entry in self._entries[place:]}) == 1
+        since = self._entries[place:] if place >= 0 else ()
+        self._certain = len({entry.source for entry in since}) == 1 and not any(entry.exact for entry in since)
 
     @property
     def blocks(self) -> range:
@@ -290,7 +307,9 @@ class History:
         self._entries = [entry for block in in_order for entry in block.entries if entry.seq < next_seq]
         if self._entries:
             newest = self._entries[-1]
-            if newest.source is not None:
+            if newest.exact:
+                newest.end = newest.first + next_seq - newest.seq
+            elif newest.source is not None:
                 newest.end = applied.get(newest.source, newest.end)
         self._drop(max(bisect_right(self._entries, first_seq, key=_sequence) - 1, 0))
         self.first_seq = self._entries[0].seq if self._entries else next_seq

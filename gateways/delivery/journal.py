@@ -29,6 +29,8 @@ class LaneState(msgspec.Struct, frozen=True, array_like=True):
     applied: list[tuple[bytes, int, int]]
     # What was handed out once has sequences below this.
     delivered_below: int = 0
+    # Places in `arrivals` of those that hold every record of their range, whatever its routes.
+    exact: list[int] = []
 
 
 class HistoryState(msgspec.Struct, frozen=True, array_like=True):
@@ -44,8 +46,8 @@ class HistoryState(msgspec.Struct, frozen=True, array_like=True):
 
 class BlockState(msgspec.Struct, frozen=True, array_like=True):
     ordinal: int
-    # (seq, stream (empty: it is gone), partition, first offset, end offset, newest time before, bytes before)
-    entries: list[tuple[int, bytes, int, int, int, int, int]]
+    # (seq, stream (empty: it is gone), partition, first offset, end offset, newest time before, bytes before, exact)
+    entries: list[tuple[int, bytes, int, int, int, int, int, bool]]
 
 
 class ViewState(msgspec.Struct, frozen=True, array_like=True):
@@ -84,9 +86,9 @@ def encode_block(block: Block) -> bytes:
     return _encoder.encode(BlockState(block.ordinal, [_entry_state(entry) for entry in block.entries]))
 
 
-def _entry_state(entry: Entry) -> tuple[int, bytes, int, int, int, int, int]:
+def _entry_state(entry: Entry) -> tuple[int, bytes, int, int, int, int, int, bool]:
     stream, partition = (b"", 0) if entry.source is None else (entry.source.stream_id.bytes, entry.source.partition)
-    return entry.seq, stream, partition, entry.first, entry.end, entry.newest_us, entry.bytes_before
+    return entry.seq, stream, partition, entry.first, entry.end, entry.newest_us, entry.bytes_before, entry.exact
 
 
 def history_state(history: History) -> HistoryState:
@@ -112,8 +114,8 @@ def restore_history(
             Block(
                 block.ordinal,
                 [
-                    Entry(seq, source_of(stream, partition) if stream else None, first, end, newest_us, bytes_before)
-                    for seq, stream, partition, first, end, newest_us, bytes_before in block.entries
+                    Entry(seq, source_of(stream, partition) if stream else None, first, end, newest_us, before, exact)
+                    for seq, stream, partition, first, end, newest_us, before, exact in block.entries
                 ],
             )
             for block in blocks

@@ -97,16 +97,24 @@ class Stretch:
 
 
 class Extent:
-    """`count` of this lane's records lie in first..end-1 of a log; the first of them has sequence `seq`."""
+    """`count` of this lane's records lie in first..end-1 of a log; the first of them has sequence `seq`.
 
-    __slots__ = ("count", "end", "first", "seq", "source")
+    Which ones they are, their routes say; in an `exact` extent it is every record, whatever its routes (copies).
+    """
 
-    def __init__(self, seq: int, count: int, source: Source, first: int, end: int) -> None:
+    __slots__ = ("count", "end", "exact", "first", "seq", "source")
+
+    def __init__(self, seq: int, count: int, source: Source, first: int, end: int, *, exact: bool = False) -> None:
+        assert not exact or count == end - first
+        self.exact = exact
         self.seq = seq
         self.count = count
         self.source = source
         self.first = first
         self.end = end
+
+    def copy(self) -> "Extent":
+        return Extent(self.seq, self.count, self.source, self.first, self.end, exact=self.exact)
 
 
 class _Anchor:
@@ -238,13 +246,13 @@ class Lane:
                 return
         window.append(Stretch(self, seq, count, source, offset, batch, first), batch)
 
-    def extend(self, source: Source, count: int, first: int, end: int) -> None:
-        """`count` records in this range of a log have been found to be this lane's (recovery, x-from)."""
+    def extend(self, source: Source, count: int, first: int, end: int, *, exact: bool = False) -> None:
+        """`count` records in this range of a log have been found to be this lane's (recovery), or are copies for it."""
         seq = self.next_seq
         self.next_seq = self.offered_below = seq + count
         self.ready_count += count
-        self._note_arrival(seq, count, source, first, end)
-        self._extend_backlog(seq, count, source, first, end)
+        self._note_arrival(seq, count, source, first, end, exact)
+        self._extend_backlog(seq, count, source, first, end, exact)
 
     def skip(self, count: int) -> None:
         """The next numbers have no record that could be read."""
@@ -252,12 +260,13 @@ class Lane:
         self.next_seq = seq + count
         self._mark_settled(seq, seq + count)
 
-    def _note_arrival(self, seq: int, count: int, source: Source, first: int, end: int) -> None:
-        self.applied[source] = end
+    def _note_arrival(self, seq: int, count: int, source: Source, first: int, end: int, exact: bool = False) -> None:
+        # Copies are told of once they are safe; others may have arrived behind them meanwhile.
+        self.applied[source] = max(end, self.applied.get(source, 0)) if exact else end
         arrivals = self._arrivals
-        if self._lengthen(arrivals, count, source, first, end):
+        if self._lengthen(arrivals, count, source, first, end, exact):
             return
-        arrivals.append(Extent(seq, count, source, first, end))
+        arrivals.append(Extent(seq, count, source, first, end, exact=exact))
         if len(arrivals) > self._arrivals_trim_at:
             # Logs that alternate: what is settled need not be found again, be it below the floor or above.
             missing = self.settled.missing
@@ -266,38 +275,45 @@ class Lane:
             )
             self._arrivals_trim_at = len(self._arrivals) + EXTENTS_MAX
 
-    def _lengthen(self, extents: deque[Extent], count: int, source: Source, first: int, end: int) -> bool:
+    def _lengthen(self, extents: deque[Extent], count: int, source: Source, first: int, end: int, exact: bool) -> bool:
         """Let the newest extent take these in, if they follow it in the same log and not too far away."""
         if not extents:
             return False
         newest = extents[-1]
         if newest.source is not source or newest.seq < self._restored_below:
             return False
-        if not 0 <= first - newest.end <= EXTENT_GAP_MAX:
+        if newest.exact is not exact or not 0 <= first - newest.end <= (0 if exact else EXTENT_GAP_MAX):
             return False
         newest.count += count
         newest.end = end
         return True
 
-    def _extend_backlog(self, seq: int, count: int, source: Source, first: int, end: int) -> None:
+    def _extend_backlog(self, seq: int, count: int, source: Source, first: int, end: int, exact: bool = False) -> None:
         backlog = self._backlog
-        if self._lengthen(backlog, count, source, first, end):
+        if self._lengthen(backlog, count, source, first, end, exact):
             return
-        backlog.append(Extent(seq, count, source, first, end))
+        backlog.append(Extent(seq, count, source, first, end, exact=exact))
         if len(backlog) > self._backlog_fold_at:
             self._fold_backlog()
             self._backlog_fold_at = len(self._backlog) + EXTENTS_MAX
 
     def _fold_backlog(self) -> None:
         """Put each source's extents together behind the first one; sequences are dealt out anew in that order."""
-        folded: dict[Source, Extent] = {}
+        folded: dict[tuple[Source, int], Extent] = {}
+        # What lies between exact extents is not this lane's, and what came behind one stays behind it.
+        part: dict[Source, int] = {}
         kept: deque[Extent] = deque()
         for extent in self._backlog:
             # Those of the journal have their places in the order already.
             if extent.seq < self._restored_below:
                 kept.append(extent)
                 continue
-            known = folded.setdefault(extent.source, extent)
+            source = extent.source
+            if extent.exact:
+                part[source] = part.get(source, 0) + 1
+            known = folded.setdefault((source, part.get(source, 0)), extent)
+            if extent.exact:
+                part[source] += 1
             if known is not extent:
                 known.count += extent.count
                 known.end = extent.end
@@ -316,7 +332,7 @@ class Lane:
             if newest.seq + newest.count > start:
                 newest.count = start - newest.seq
                 newest.end = first.first
-        arrivals.extend(Extent(one.seq, one.count, one.source, one.first, one.end) for one in folded.values())
+        arrivals.extend(one.copy() for one in folded.values())
 
     # -- handing out --------------------------------------------------------------------------------------------
 
@@ -417,7 +433,8 @@ class Lane:
                 if run.batch.gap is not None:
                     self._skip_lost(extent, run.batch.next_offset)
                     break
-                for first, last in self._spans(run.batch, run.first, run.last):
+                spans = ((run.first, run.last),) if extent.exact else self._spans(run.batch, run.first, run.last)
+                for first, last in spans:
                     self._admit(extent, run.batch, first, last)
                 extent.first = min(run.batch.next_offset, extent.end)
             if extent.first >= extent.end:
@@ -520,7 +537,7 @@ class Lane:
     def ready_runs(self) -> Iterator[tuple[RecordBatch, int, int]]:
         """(batch, first, last) of everything ready. Reads the backlog, and leaves the lane as it is."""
         twin = Lane(self._spans)
-        backlog = [Extent(one.seq, one.count, one.source, one.first, one.end) for one in self._backlog]
+        backlog = [one.copy() for one in self._backlog]
         twin.restore(self.next_seq, self.floor, self.settled, backlog)
         twin._returned = [
             Stretch(twin, one.seq, one.count, one.source, one.offset, one.batch, one.index) for one in self._returned
@@ -534,8 +551,8 @@ class Lane:
 
     # -- what is kept -------------------------------------------------------------------------------------------
 
-    def arrivals(self) -> list[tuple[int, int, Source, int, int]]:
-        """(seq, count, source, first, end) of everything from the floor on, for the journal."""
+    def arrivals(self) -> list[Extent]:
+        """Everything from the floor on, for the journal; not to be changed."""
         floor = self.floor
         arrivals, anchors = self._arrivals, self._anchors
         while arrivals and arrivals[0].seq + arrivals[0].count <= floor:
@@ -550,7 +567,7 @@ class Lane:
             if anchor.source is head.source and head.seq < seq and head.first < offset <= head.end:
                 head.count -= seq - head.seq
                 head.seq, head.first = seq, offset
-        return [(one.seq, one.count, one.source, one.first, one.end) for one in arrivals]
+        return list(arrivals)
 
     def spans(self, batch: RecordBatch, first: int, last: int) -> Iterable[tuple[int, int]]:
         """The index ranges of a batch that belong here."""
@@ -566,7 +583,7 @@ class Lane:
             self.settled.add(first, end)
         for extent in arrivals:
             self._arrivals.append(extent)
-            self._backlog.append(Extent(extent.seq, extent.count, extent.source, extent.first, extent.end))
+            self._backlog.append(extent.copy())
         self.ready_count = next_seq - floor - self.settled.count
 
     @property
@@ -577,8 +594,8 @@ class Lane:
     def lowest_offsets(self) -> dict[Source, int]:
         """For each log, the lowest offset that this lane may still read."""
         lowest: dict[Source, int] = {}
-        for _seq, _count, source, first, _end in self.arrivals():
-            lowest[source] = min(first, lowest.get(source, first))
+        for one in self.arrivals():
+            lowest[one.source] = min(one.first, lowest.get(one.source, one.first))
         return lowest
 
 

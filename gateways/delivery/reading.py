@@ -78,14 +78,14 @@ class ReadingView:
         elif piece.seq < self._fed:
             self._enter(piece)
         else:
-            lane.extend(piece.source, piece.count, piece.first, piece.end)
+            lane.extend(piece.source, piece.count, piece.first, piece.end, exact=piece.exact)
         self._fed, self._resume = end, piece.end
         return True
 
     def _enter(self, piece: Piece) -> None:
         """Start in the middle of a piece: the lane finds the place by counting from its beginning."""
         assert piece.source is not None and not self.lane.unacked_count
-        extent = Extent(piece.seq, piece.count, piece.source, piece.first, piece.end)
+        extent = Extent(piece.seq, piece.count, piece.source, piece.first, piece.end, exact=piece.exact)
         self.lane.restore(piece.seq + piece.count, self._fed, (), [extent])
 
     # -- as a queue for the channel that holds what was delivered ------------------------------------------------
@@ -114,7 +114,8 @@ def sequence_at(history: History, view_id: int, time_us: int) -> int:
     offset = max(piece.first, source.log_start)
     while offset < piece.end:
         for run in source.read(offset, end=piece.end):
-            for low, high in spans_of(run.batch, run.first, run.last, view_id):
+            spans = [(run.first, run.last)] if piece.exact else spans_of(run.batch, run.first, run.last, view_id)
+            for low, high in spans:
                 found += ((value, end - start) for value, start, end in run.batch.timestamps.spans(low, high))
             offset = run.batch.next_offset
     end = piece.seq + piece.count

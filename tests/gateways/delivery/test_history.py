@@ -72,6 +72,8 @@ class World:
         self.journalled: dict[bytes, bytes] = {}
         self.seen: dict[int, bytes] = {}
         self.number = 0
+        self.waiting: list[tuple[PartitionLog, RecordBatch, int, int, set[bytes]]] = []
+        self.copies: set[bytes] = set()
         self.keep()
 
     def new_queue(self) -> Queue:
@@ -106,6 +108,22 @@ class World:
         if mine:
             self.queue.arrive(log, run.batch, run.first, run.last)
 
+    def copy(self, source: int = 0, count: int = 1) -> None:
+        """Copies for the view: nobody is routed to, and only the view knows of them."""
+        log = self.sources[source]
+        values = [b"c%d" % (self.number + place) for place in range(count)]
+        self.number += count
+        run = log.append([b"k"] * count, [b""] * count, values, timestamp_us=self.logs.clock.now_us).run
+        assert run is not None
+        self.waiting.append((log, run.batch, run.first, run.last, set(values)))
+
+    def tell(self) -> None:
+        """Copies are told of some time after they were made."""
+        for log, batch, first, last, values in self.waiting:
+            self.queue.history.arrive(log, batch, first, last, exact=True)
+            self.copies |= values
+        self.waiting.clear()
+
     def commit(self) -> None:
         for log in self.sources:
             commit(log)
@@ -118,11 +136,14 @@ class World:
         state = journal.ViewState(journal.FORMAT, [], history=journal.history_state(self.history))
         self.journalled[journal.view_key(VIEW)] = journal.encode_view(state)
         self.history.note_kept(self.history.mark)
+        self.kept_copies = set(self.copies)
         self.kept_ends = {log.stream_id: int(log.high_watermark) for log in self.sources}
 
     def lose_power(self) -> None:
         self.sources = self.logs.lose_power(*self.sources)
         self.queue = self.new_queue()
+        self.copies = set(self.kept_copies)
+        self.waiting.clear()
         restored = journal.Restored((0, key, value) for key, value in self.journalled.items())
         state = restored.views[VIEW].history
         assert state is not None
@@ -153,6 +174,7 @@ class World:
                 first = batch.index_of(log.log_start)
                 for low, high in spans_of(batch, first, batch.index_of(log.high_watermark), VIEW):
                     found.update(batch.values[low:high])
+                found.update(self.copies & set(batch.values[first:]))
         return found
 
 
@@ -373,10 +395,10 @@ def test_blocks_newer_than_the_state_are_cut_back_to_it() -> None:
 
 
 def test_block_form_is_its_own_inverse() -> None:
-    block = Block(5, [histories.Entry(1, None, 2, 3, 4, 5)])
+    block = Block(5, [histories.Entry(1, None, 2, 3, 4, 5, True)])
     key, value = journal.block_key(VIEW, 5 // histories.BLOCK_COUNT), journal.encode_block(block)
     (found,) = journal.Restored([(0, key, value)]).blocks[VIEW]
-    assert found == journal.BlockState(5, [(1, b"", 0, 2, 3, 4, 5)])
+    assert found == journal.BlockState(5, [(1, b"", 0, 2, 3, 4, 5, True)])
 
 
 def test_gap_after_a_crash_holds_no_number() -> None:
@@ -404,6 +426,8 @@ def test_number_once_seen_stays_with_its_record(seed: int) -> None:
                     random.randrange(len(world.sources)), random.randint(1, 4), mine=random.random() < 0.7
                 ),
             ),
+            (2, lambda: world.copy(random.randrange(len(world.sources)), random.randint(1, 4))),
+            (2, world.tell),
             (4, world.commit),
             (3, world.keep),
             (6, lambda: world.read(random.randint(0, world.history.next_seq + 2), room=random.choice((3, 1000)))),
@@ -413,6 +437,7 @@ def test_number_once_seen_stays_with_its_record(seed: int) -> None:
         for _ in range(80):
             _weight, step = random.choices(steps, [weight for weight, _step in steps])[0]
             step()
+        world.tell()
         world.keep()
         everything = world.read(0)
         assert set(everything.values()) == world.in_logs()

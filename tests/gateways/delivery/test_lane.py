@@ -65,7 +65,9 @@ def values_of(stretch: Stretch) -> list[bytes]:
 def restarted(lane: Lane, found: PartitionLog | None = None) -> Lane:
     """A lane that knows only what the journal would; `found` is what its only log is now."""
     heir = new_lane()
-    extents = [Extent(seq, count, found or log, first, end) for seq, count, log, first, end in lane.arrivals()]
+    extents = [
+        Extent(one.seq, one.count, found or one.source, one.first, one.end, exact=one.exact) for one in lane.arrivals()
+    ]
     heir.restore(lane.next_seq, lane.floor, list(lane.settled), extents)
     heir.applied.update({found or log: end for log, end in lane.applied.items()})
     return heir
@@ -104,6 +106,7 @@ class Walk:
         kinds = {
             self.publish: self.random.choice((5, 10, 20)),
             self.extend: 1,
+            self.copy: 1,
             self.seal: 3,
             self.commit: self.random.choice((1, 5)),
             self.take: self.random.choice((5, 10)),
@@ -140,6 +143,16 @@ class Walk:
         publish(None, log, [b"between"], (THEIRS,))
         commit(log)
         self.lane.extend(log, len(values), first, first + len(values))
+        self.known += [Known(log, first + index, value) for index, value in enumerate(values)]
+
+    def copy(self) -> None:
+        """Copies that are routed to nobody; only the lane is told, and sometimes after others arrived behind them."""
+        log, values = self.random.choice(self.logs), self._values()
+        first = publish(None, log, values, ())
+        if self.random.random() < 0.5:
+            self.publish()
+        commit(log)
+        self.lane.extend(log, len(values), first, first + len(values), exact=True)
         self.known += [Known(log, first + index, value) for index, value in enumerate(values)]
 
     def seal(self) -> None:
@@ -431,7 +444,7 @@ def test_long_way_without_a_record_of_the_lane_is_not_read_again() -> None:
         commit(log)
     publish(lane, log, [b"last"])
     commit(log)
-    assert [(first, end) for _seq, _count, _log, first, end in lane.arrivals()] == [
+    assert [(one.first, one.end) for one in lane.arrivals()] == [
         (0, 1),
         (3 * lanes.EXTENT_GAP_MAX + 1, 3 * lanes.EXTENT_GAP_MAX + 2),
     ]

@@ -15,7 +15,7 @@ from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_SHIFT
 from headrace.gateways.delivery import lane as lanes
 from headrace.gateways.delivery import queue as queues
-from headrace.gateways.delivery.lane import Extent, Stretch
+from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import UNLIMITED, Overflow, Queue, QueueSettings, Reason
 
 from .logs import Logs, commit
@@ -116,7 +116,7 @@ class House:
         """The queue as the journal would bring it back."""
         before, self.queue = self.queue, self.new_queue(self.queue.settings)
         for old, new in zip(before.lanes, self.queue.lanes, strict=True):
-            new.restore(old.next_seq, old.floor, list(old.settled), [Extent(*one) for one in old.arrivals()])
+            new.restore(old.next_seq, old.floor, list(old.settled), [one.copy() for one in old.arrivals()])
             new.applied.update(old.applied)
         self.queue.count_bytes()
 
