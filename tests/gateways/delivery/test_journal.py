@@ -119,4 +119,4 @@ def test_blocks_of_a_history_come_back_with_their_view() -> None:
 
 
 def _block(number: int) -> journal.BlockState:
-    return journal.BlockState(number, [(number, UUID(int=1).bytes, 0, 5, 9, 11, 13)])
+    return journal.BlockState(number, [(number, UUID(int=1).bytes, 0, 5, 9, 11, 13, False)])
