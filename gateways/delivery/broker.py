@@ -121,6 +121,10 @@ class Broker:
         self.on_ready: Callable[[], None] = lambda: None
         self.timers = Timers(env.clock)
         self._expiry = Expiry(self.timers, env.clock, self._expired)
+        self._running = trio.CancelScope()
+        # Of `run`; None before it has begun.
+        self._ended: trio.Event | None = None
+        self._closed = False
         self._journal_lock = trio.Lock()
         self._wake = trio.Event()
         self._stream_came = trio.Event()
@@ -515,7 +519,7 @@ class Broker:
 
     def dispatch(self) -> None:
         """Hand out what arrived since the last call, then keep the length limits."""
-        while self._to_dispatch:
+        while self._to_dispatch and not self._closed:
             queues, self._to_dispatch = self._to_dispatch, {}
             for queue in queues:
                 if queue.consumers:
@@ -631,11 +635,25 @@ class Broker:
 
     async def run(self) -> None:
         """Write the views' journal and see to timers until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.timers.run)
-            nursery.start_soon(self._expiry.run)
-            nursery.start_soon(self._keep_journal)
-            nursery.start_soon(self._keep_streams)
+        self._ended = trio.Event()
+        try:
+            with self._running:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.timers.run)
+                    nursery.start_soon(self._expiry.run)
+                    nursery.start_soon(self._keep_journal)
+                    nursery.start_soon(self._keep_streams)
+        finally:
+            self._ended.set()
+
+    async def close(self) -> None:
+        """Stop what runs by itself, then make everything settled safe. Nothing is handed out, expires or is moved any
+        more, so that the log can be closed behind this."""
+        self._closed = True
+        self._running.cancel()
+        if self._ended is not None:
+            await self._ended.wait()
+        await self.write_journal()
 
     async def _keep_journal(self) -> None:
         while True:

@@ -161,7 +161,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
             _log.warning("TLS doors open or close at the next start")
         return ()
 
-    return Delivery(doors, broker.write_journal, reload, lambda: has_real_user(metadata.snapshot))
+    return Delivery(doors, broker.close, reload, lambda: has_real_user(metadata.snapshot))
 
 
 def _load_tls(config: Config) -> TlsSide | None:

@@ -68,7 +68,6 @@ class Place:
     current: dict[int, Row] = field(default_factory=dict)
     next_sequence: dict[tuple[int, int], int] = field(default_factory=dict)
     epoch_of: dict[int, int] = field(default_factory=dict)
-    asked_to: int = 0
     # Publishers who have not heard yet.
     waiting: int = 0
 
@@ -173,7 +172,7 @@ class World:
         self._find_streams(self.directory)
         for place in self.places:
             place.current = place.ledger.check(place.log)
-            place.asked_to = place.ledger.asked_to = int(place.log.log_start)
+            place.ledger.asked_to = int(place.log.log_start)
             place.waiting = 0
 
     def _find_streams(self, directory: LogDirectory) -> None:
@@ -542,8 +541,7 @@ class World:
         self.done.append(f"delete before {offset}")
         with suppress(DiskFull):
             log.delete_before(offset)
-        place.asked_to = max(place.asked_to, int(log.log_start))
-        place.ledger.asked_to = place.asked_to
+        place.ledger.asked_to = max(place.ledger.asked_to, int(log.log_start))
 
     def _maintain(self) -> None:
         assert self.directory is not None
@@ -554,8 +552,6 @@ class World:
         drive(self.directory.maintain())
         self.directory.committer._urgent.clear()
         self.directory.committer._lazy.clear()
-        for place in self.places:
-            place.asked_to = max(place.asked_to, int(place.log.log_start))
 
     def _compact(self) -> None:
         _place, log = self._pick()

@@ -9,7 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import NackError
 
 from .conftest import Connect, unlike_rabbitmq
-from .pika_client import Got, Inbox, bodies, counts, get, get_all, publish, quiesce, refused
+from .pika_client import Got, Inbox, bodies, counts, get, get_all, is_there, publish, quiesce, refused
 
 
 def wait_for(channel: BlockingChannel, queue: str, count: int) -> list[Got]:
@@ -183,6 +183,21 @@ def test_expired_goes_to_the_dead_letters_though_nobody_asks(channel: BlockingCh
     publish(channel, name, *numbers(1, 3))
     assert [one.body for one in letters.wait(3)] == numbers(1, 3)
     assert counts(channel, name) == (0, 0)
+
+
+def test_unused_queue_with_x_expires_goes_and_a_used_one_stays(connect: Connect, name: str) -> None:
+    connection = connect()
+    channel = connection.channel()
+    for queue in (f"{name}.unused", f"{name}.used"):
+        channel.queue_declare(queue, durable=True, arguments={"x-expires": 300})
+    inbox = Inbox(channel, f"{name}.used")
+    # Asking whether it is there would be a use.
+    time.sleep(1)
+    assert not is_there(connection, f"{name}.unused")
+    assert is_there(connection, f"{name}.used")
+    channel.basic_cancel(inbox.tag)
+    time.sleep(1)
+    assert not is_there(connection, f"{name}.used")
 
 
 # -- priority -----------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class House:
             nursery.start_soon(directory.run)
             nursery.start_soon(broker.run)
             yield Running(broker, metadata)
-            await broker.write_journal()
+            await broker.close()
             await directory.close()
             nursery.cancel_scope.cancel()
 

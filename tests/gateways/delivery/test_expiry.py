@@ -212,3 +212,14 @@ async def test_very_many_that_expire_together_leave_others_their_turn(autojump_c
         running.broker.on_ready = lambda: seen.append(queue.ready_count)
         await trio.sleep(1.1)
         assert seen == [step * EXPIRED_PER_TURN for step in (4, 3, 2, 1, 0)]
+
+
+async def test_nothing_expires_any_more_once_the_broker_is_closed(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        queue = await running.declare("waiting", message_ttl=1000, expires=2000)
+        await running.publish("waiting", b"one")
+        await running.broker.close()
+        await trio.sleep(5)
+        running.broker.wake(queue)
+        running.broker.dispatch()
+        assert queue.ready_count == 1 and not queue.deleted

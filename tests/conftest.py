@@ -1,0 +1,45 @@
+"""At the end of a full run: how many rows of docs/amqp-conformance.md its tests have shown. Driver of pytest.
+
+A full run is one that was not narrowed by paths, -k, -m or the like; it fails when a test that the page names is
+missing, was skipped, or did not pass.
+"""
+
+import os
+
+import pytest
+from _pytest.config import Config
+from tests.conformance import PAGE, read_rows, summary
+
+_passed: dict[str, bool] = {}
+
+
+def _is_full(config: Config) -> bool:
+    option = config.option
+    narrowed = option.keyword or option.markexpr or option.deselect or option.lf or option.collectonly
+    paths = config.args_source is not Config.ArgsSource.TESTPATHS
+    return not (narrowed or paths or os.environ.get("AMQP_PEER"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    test = report.nodeid.partition("[")[0]
+    if report.failed or report.skipped:
+        _passed[test] = False
+    elif report.when == "call":
+        _passed.setdefault(test, True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if _is_full(session.config) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        _line, wrong = summary(read_rows(PAGE.read_text()), _passed)
+        if wrong:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _is_full(terminalreporter.config):
+        return
+    line, wrong = summary(read_rows(PAGE.read_text()), _passed)
+    for problem in wrong:
+        terminalreporter.write_line(f"amqp conformance: {problem}", red=True)
+    terminalreporter.write_line(line)
