@@ -54,21 +54,11 @@ def _text(value: object) -> str | None:
     return None if isinstance(value, str) else "text"
 
 
-def _flag(value: object) -> str | None:
-    return None if isinstance(value, bool) else "true or false"
-
-
 def _one_of(*words: str) -> Callable[[object], str | None]:
     def check(value: object) -> str | None:
         return None if value in words else "one of " + ", ".join(words)
 
     return check
-
-
-def _age(value: object) -> str | None:
-    if isinstance(value, str) and compile_pattern(r"^[0-9]+[YMDhms]$").matches(value):
-        return None
-    return "a number with one of Y, M, D, h, m, s, such as 7D"
 
 
 # Each check gives None, or what was expected.
@@ -80,22 +70,11 @@ SETTINGS: Mapping[str, Callable[[object], str | None]] = {
     "dead-letter-strategy": _one_of("at-most-once", "at-least-once"),
     "delivery-limit": _count(-1),
     "expires": _count(1),
-    "max-age": _age,
     "max-length": _count(0),
     "max-length-bytes": _count(0),
     "message-ttl": _count(0),
     "overflow": _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
     "queue-mode": _one_of("default", "lazy"),
-    "compression": _one_of("none", "lz4", "auto"),
-    "dispatch": _one_of("early", "committed"),
-    "durability": _one_of("sync", "interval", "os"),
-    "retention-bytes": _count(0),
-    "retention-ms": _count(0),
-    "retry-backoff": _one_of("fixed", "exponential", "levels"),
-    "retry-delay-max-ms": _count(0),
-    "retry-delay-ms": _count(0),
-    "retry-jitter": _flag,
-    "retry-max": _count(0),
 }
 
 

@@ -13,8 +13,10 @@ from headrace.controller.entities import Binding, DestinationKind
 from headrace.controller.errors import InUse, NotFound
 from headrace.core_log.errors import Refused
 from headrace.gateways.amqp.arguments import (
+    RetryArguments,
     Start,
     StreamOffset,
+    StreamSettings,
     check_same_exchange,
     check_same_queue,
     parse_binding_arguments,
@@ -164,6 +166,7 @@ class Operations:
             if kind not in set(ExchangeKind):
                 raise amqp_error(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
             arguments = parse_exchange_arguments(method.arguments, name, self._host.name, kind)
+            _refuse_settings(arguments.stream)
             if arguments.alternate_exchange is not None:
                 self._demand(Operation.READ, "exchange", name)
                 self._demand(Operation.WRITE, "exchange", arguments.alternate_exchange)
@@ -271,8 +274,9 @@ class Operations:
             if arguments.dead_letter_exchange is not None:
                 self._demand(Operation.READ, "queue", name)
                 self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
-            if arguments.stream.partitions is not None and arguments.stream.partitions > 1:
-                raise _not_yet("x-partitions on a queue")
+            _refuse_settings(arguments.stream)
+            if arguments.retry != RetryArguments() or arguments.filter_unmatched is not None:
+                raise _not_yet("x-retry-* and x-filter-unmatched")
             policy = self._broker.queue_policy(host.name, name, arguments.table)
             queue = await host.declare_queue(
                 name,
@@ -644,6 +648,19 @@ class Operations:
                 await self._host.delete_queue(queue)
             else:
                 self._broker.wake(queue)
+
+
+def _refuse_settings(asked: StreamSettings) -> None:
+    """Settings of the log behind an exchange or queue that only come with a later release."""
+    for name, value in (
+        ("x-durability", asked.durability),
+        ("x-compression", asked.compression),
+        ("x-retention-ms", asked.retention_ms),
+        ("x-retention-bytes", asked.retention_bytes),
+        ("x-partitions", None if asked.partitions == 1 else asked.partitions),
+    ):
+        if value is not None:
+            raise _not_yet(name)
 
 
 def _not_yet(what: str) -> AmqpError:

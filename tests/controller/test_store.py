@@ -264,7 +264,7 @@ EVERY_CHANGE: list[Change] = [
     DeleteQueue("/", "q", ViewId(1)),
     PutBinding(Binding("/", "e", DestinationKind.QUEUE, "p", "ü", Table({"x": True}))),
     DeleteBinding(Binding("/", "e", DestinationKind.QUEUE, "q", "a.b", Table({"x-max-length": 3}))),
-    PutPolicy(Policy("/", "p1", "^x", Table({"max-age": "7D"}), ApplyTo.STREAMS, -4)),
+    PutPolicy(Policy("/", "p1", "^x", Table({"max-length-bytes": 7}), ApplyTo.STREAMS, -4)),
     DeletePolicy("/", "p1"),
     PutVhostLimits(VhostLimits("/", None, 7)),
     DeleteVhostLimits("/"),
