@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, TypeVar
+from unittest.mock import patch
 from uuid import UUID
 
 import trio
@@ -72,6 +73,11 @@ class Here:
         return call()
 
 
+async def _here(call: Callable[..., T], *arguments: object, **_options: object) -> T:
+    await trio.lowlevel.checkpoint()
+    return call(*arguments)
+
+
 class Taker:
     """A consumer that takes everything, and settles when told to."""
 
@@ -108,6 +114,13 @@ class House:
 
     @asynccontextmanager
     async def broker(self, *, clean: bool = True) -> AsyncIterator["Running"]:
+        # The metadata's thread, too: a mock clock does not wait for it.
+        with patch("trio.to_thread.run_sync", _here):
+            async with self._broker(clean) as running:
+                yield running
+
+    @asynccontextmanager
+    async def _broker(self, clean: bool) -> AsyncIterator["Running"]:
         metadata = MetadataService(
             lambda: self.store, new_uuid=self.env.ids.uuid, hash_cost=HashCost(memory_kib=8, passes=1)
         )
