@@ -63,14 +63,13 @@ class AmqpConsumer(HeldBy):
         channel = self.channel
         tag = channel.skip(count) if self.no_ack else channel.hold(queue, stretch, self)
         again = stretch.deliveries > 0 or stretch.seq < stretch.lane.delivered_below
-        exchange = self._broker.exchange_names.get(stretch.source.stream_id, b"")
         self._outbox.put(
             encode_deliver_run(
                 channel.number,
                 self._tag_bytes,
                 tag,
                 [again] * count,
-                [exchange] * count,
+                self._broker.exchanges_of(stretch),
                 batch.keys[first:last],
                 self._properties(queue, stretch),
                 batch.values[first:last],

@@ -5,13 +5,16 @@ session closes the channel or the connection for it and nothing else is touched.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from pamqp import commands
 
 from headrace.controller.entities import Binding, DestinationKind
 from headrace.controller.errors import InUse, NotFound
+from headrace.controller.table import Table
 from headrace.core_log.errors import Refused
+from headrace.core_log.log import PartitionLog
 from headrace.gateways.amqp.arguments import (
     RetryArguments,
     Start,
@@ -208,16 +211,21 @@ class Operations:
             self._answer(channel, commands.Exchange.DeleteOk)
 
     async def _exchange_bind(self, channel: Channel, method: commands.Exchange.Bind) -> None:
-        await self._host.bind(self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method))
+        binding, _start = self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method)
+        await self._host.bind(binding)
         if not method.nowait:
             self._answer(channel, commands.Exchange.BindOk)
 
     async def _exchange_unbind(self, channel: Channel, method: commands.Exchange.Unbind) -> None:
-        await self._host.unbind(self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method))
+        binding, _start = self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method)
+        await self._host.unbind(binding)
         if not method.nowait:
             self._answer(channel, commands.Exchange.UnbindOk)
 
-    def _binding(self, source: str, kind: DestinationKind, destination: str, method: Any) -> Binding:
+    def _binding(
+        self, source: str, kind: DestinationKind, destination: str, method: Any
+    ) -> tuple[Binding, StreamOffset | None]:
+        """A binding, and from where on it is to be given the past."""
         self._demand(Operation.WRITE, str(kind), destination)
         self._demand(Operation.READ, "exchange", source)
         self._demand_named(source)
@@ -231,17 +239,20 @@ class Operations:
             text = f"read access to topic '{method.routing_key}' in exchange '{source}' refused for user '{self._user}'"
             raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
         arguments = parse_binding_arguments(method.arguments, source, self._host.name, str(found.kind))
-        if arguments.filter is not None or arguments.start is not None:
-            name = "x-filter" if arguments.filter is not None else "x-from"
-            raise _not_yet(f"{name} on a binding")
-        return Binding(
+        if arguments.filter is not None:
+            raise _not_yet("x-filter on a binding")
+        if arguments.start is not None and kind is DestinationKind.EXCHANGE:
+            raise _not_yet("x-from on a binding to an exchange")
+        binding = Binding(
             vhost=self._host.name,
             source=source,
             destination_kind=kind,
             destination=destination,
             routing_key=method.routing_key,
-            arguments=arguments.table,
+            # Where to begin is a request, and no part of what the binding is.
+            arguments=Table({name: value for name, value in arguments.table.thaw().items() if name != "x-from"}),
         )
+        return binding, arguments.start
 
     # -- queues ---------------------------------------------------------------------------------------------------
 
@@ -319,14 +330,19 @@ class Operations:
     async def _queue_bind(self, channel: Channel, method: commands.Queue.Bind) -> None:
         self._demand_named(method.exchange)
         queue = self._queue(channel, method.queue, Operation.WRITE)
-        await self._host.bind(self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method))
+        binding, start = self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method)
+        if start is None:
+            await self._host.bind(binding)
+        else:
+            await self._host.bind_from(binding, partial(_offset_in, start))
         if not method.nowait:
             self._answer(channel, commands.Queue.BindOk)
 
     async def _queue_unbind(self, channel: Channel, method: commands.Queue.Unbind) -> None:
         self._demand_named(method.exchange)
         queue = self._queue(channel, method.queue, Operation.WRITE)
-        await self._host.unbind(self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method))
+        binding, _start = self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method)
+        await self._host.unbind(binding)
         self._answer(channel, commands.Queue.UnbindOk)
 
     async def _queue_purge(self, channel: Channel, method: commands.Queue.Purge) -> None:
@@ -518,7 +534,7 @@ class Operations:
                 channel.number,
                 tag,
                 again,
-                self._broker.exchange_names.get(stretch.source.stream_id, b""),
+                self._broker.exchanges_of(stretch)[0],
                 batch.keys[index],
                 queue.ready_count,
                 properties_of(queue, stretch)[0],
@@ -661,6 +677,13 @@ def _refuse_settings(asked: StreamSettings) -> None:
     ):
         if value is not None:
             raise _not_yet(name)
+
+
+def _offset_in(start: StreamOffset, log: PartitionLog) -> int:
+    """Where in an exchange's log a binding to the past begins."""
+    if start.start is Start.TIME_MS:
+        return int(log.offset_at_time(start.number * 1000))
+    return max(int(log.log_start), start.number)
 
 
 def _not_yet(what: str) -> AmqpError:

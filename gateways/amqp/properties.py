@@ -188,6 +188,13 @@ def decode(props: bytes) -> Properties:
     return Properties(**values)  # type: ignore[arg-type]  # the bit decides the type, field by field
 
 
+def routing_fields(props: bytes) -> tuple[FieldTable, list[str]]:
+    """What a stored message is routed by besides its key: its headers, and the keys of CC (BCC is not kept)."""
+    headers = decode(props).headers or {}
+    copies = headers.get("CC")
+    return headers, [one for one in copies if isinstance(one, str)] if isinstance(copies, list) else []
+
+
 def encode(properties: Properties) -> bytes:
     """A string over 255 bytes or a number over its field is our mistake: ValueError."""
     flags = 0

@@ -6,6 +6,7 @@ groups a few times a second and never before the log has passed the records it s
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -23,14 +24,16 @@ from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog, Run
-from headrace.core_log.record import PERSISTENT, Producer, Protocol, RecordBatch
+from headrace.core_log.record import PERSISTENT, RELOCATED, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
-from headrace.gateways.delivery.ports import Source
+from headrace.gateways.delivery.past import FieldsOf
+from headrace.gateways.delivery.ports import LogHolder, Source
 from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason, View
 from headrace.gateways.delivery.reading import ReadingView
+from headrace.gateways.delivery.relocation import exchanges_of
 from headrace.gateways.delivery.routing import Fields
 from headrace.gateways.delivery.timers import Timers
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
@@ -90,6 +93,7 @@ class Broker:
         stamp: Stamp,
         clean: bool,
         log_config: LogConfig | None = None,
+        fields_of: FieldsOf = lambda properties: ({}, ()),
     ) -> None:
         self.env = env
         self.directory = directory
@@ -99,6 +103,7 @@ class Broker:
         self.unroutable_count = self.dead_letter_count = self.dropped_death_count = 0
         self._settings_of = settings_of
         self._stamp = stamp
+        self.fields_of = fields_of
         self._clean = clean
         self._loaded = False
         self._log_config = log_config or LogConfig()
@@ -110,6 +115,7 @@ class Broker:
         self._to_dispatch: dict[Queue, None] = {}
         self._next_ephemeral = EPHEMERAL_VIEWS
         self._retired: set[UUID] = set()
+        self._holders: set[LogHolder] = set()
         # For each durable queue, the lowest offset of each log that its last state in the journal speaks of: a crash
         # brings that state back, so its records must be there.
         self._kept: dict[Queue, dict[Source, int]] = {}
@@ -163,7 +169,7 @@ class Broker:
                 _restore(queue, state, restored.blocks.get(view_id, ()), logs)
                 self._kept[queue] = _lowest_offsets(queue)
         for queue in await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values())):
-            self._note_change(queue)
+            self.note_change(queue)
         for log in logs.values():
             if log is self._views_log:
                 continue
@@ -244,7 +250,18 @@ class Broker:
                 sources.update(reader.lane.lowest_offsets())
             if queue.settings.stream:
                 sources |= queue.history.sources
+        for holder in self._holders:
+            sources.update(holder.pins)
         return {source.stream_id for source in sources}
+
+    @contextmanager
+    def holding(self, holder: LogHolder) -> Iterator[None]:
+        """Retention leaves alone what somebody is at work on."""
+        self._holders.add(holder)
+        try:
+            yield
+        finally:
+            self._holders.remove(holder)
 
     async def _delete_stream(self, stream: Stream) -> None:
         for log in stream.partitions:
@@ -253,9 +270,10 @@ class Broker:
             for queue in self._views.values():
                 for lane in queue.lanes:
                     lane.applied.pop(log, None)
+                queue.attached = [one for one in queue.attached if one.stream != log.stream_id]
                 if log in queue.history.applied:
                     queue.history.forget_source(log)
-                    self._note_change(queue)
+                    self.note_change(queue)
         self.exchange_names.pop(stream.spec.id, None)
         await self.directory.delete_stream(stream)
 
@@ -325,7 +343,7 @@ class Broker:
             settings,
             durable=durable,
             transfer=lambda one, stretch, reason: self._dead_letter(host, one, stretch, reason),
-            changed=self._note_change,
+            changed=self.note_change,
             now_us=self.env.clock.wall_us,
             stream_id=stream_id,
             arguments=arguments,
@@ -365,7 +383,7 @@ class Broker:
         else:
             self.exchange_names.pop(stream_id, None)
 
-    def _note_change(self, queue: Queue) -> None:
+    def note_change(self, queue: Queue) -> None:
         if queue.durable:
             if not self._dirty:
                 self._wake.set()
@@ -387,6 +405,11 @@ class Broker:
                 segment_bytes_max=min(config.segment_bytes_max, segment),
             )
         return self.log_of(queue.stream_id, queue.name, "queue", vhost, config)
+
+    def maybe_log(self, stream_id: UUID) -> PartitionLog | None:
+        """The log of a stream, if anything was ever written to it."""
+        stream = self.directory.streams.get(stream_id)
+        return None if stream is None else stream.partitions[0]
 
     def log_of(
         self, stream_id: StreamId, name: str, kind: str, vhost: str, config: LogConfig | None = None
@@ -502,6 +525,16 @@ class Broker:
         else:
             self.directory.committer.lazy(log)
 
+    def appended(self, log: PartitionLog) -> None:
+        """Somebody appended to a log other than by a publish, and will wait for it."""
+        self._dirty_logs[log] = None
+        self.directory.committer.urgent(log)
+
+    def exchanges_of(self, stretch: Stretch) -> Sequence[bytes]:
+        """The exchange that each record of a stretch was published to."""
+        otherwise = self.exchange_names.get(stretch.source.stream_id, b"")
+        return exchanges_of(stretch.loaded(), stretch.index, stretch.index + stretch.count, otherwise)
+
     def wake(self, view: View) -> None:
         """Its consumers have room again, or changed: dispatch it with the next turn."""
         self._to_dispatch[view.queue if isinstance(view, ReadingView) else view] = None
@@ -577,18 +610,19 @@ class Broker:
         exchange = queue.settings.dead_letter_exchange
         if exchange is None or host.router.exchange(exchange) is None:
             stretch.lane.settle(stretch.seq, stretch.count)
-            self._note_change(queue)
+            self.note_change(queue)
             return
         batch = stretch.loaded()
-        name = self.exchange_names.get(stretch.source.stream_id, b"")
+        first, names = stretch.index, self.exchanges_of(stretch)
         while stretch.count:
             index = stretch.index
+            name = names[index - first]
             target, properties = self._dead_target(
                 host, queue, exchange, reason, name, batch.keys[index], batch.properties[index]
             )
             reached: int | None = None
             if target is not None:
-                attributes = batch.attributes.at(index)
+                attributes = batch.attributes.at(index) & ~RELOCATED
                 reached = self.publish(target, [properties], [batch.values[index]], attributes=attributes)
                 self.dead_letter_count += 1
             one = stretch.split(1)
@@ -679,7 +713,7 @@ class Broker:
         settings, history = queue.settings, queue.history
         before_us = None if settings.max_age_ms is None else now_us - settings.max_age_ms * 1000
         if history.expire(before_us=before_us, bytes_max=settings.length_bytes_max):
-            self._note_change(queue)
+            self.note_change(queue)
         stream = self.directory.streams.get(queue.stream_id)
         if stream is None or len(stream.partitions[0].segments) < 2:
             return
@@ -779,6 +813,10 @@ class Broker:
             return 0
         journalled_end = self._journalled_ends.get(log)
         lowest = journalled_end if journalled_end is not None and journalled_end < log.end else None
+        for holder in self._holders:
+            held = holder.pins.get(log)
+            if held is not None and (lowest is None or held < lowest):
+                lowest = held
         for queue in self._views.values():
             if queue.settings.stream:
                 kept = queue.history.lowest_offset(log)
@@ -819,7 +857,7 @@ class _Settle:
 
     def __call__(self) -> None:
         self._stretch.lane.settle(self._stretch.seq, self._stretch.count)
-        self._broker._note_change(self._queue)
+        self._broker.note_change(self._queue)
 
 
 def _entries(log: PartitionLog) -> Iterable[tuple[int, bytes, bytes]]:
@@ -833,7 +871,13 @@ def _entries(log: PartitionLog) -> Iterable[tuple[int, bytes, bytes]]:
 
 def _state(queue: Queue) -> journal.ViewState:
     lanes = [_lane_state(lane) for lane in queue.lanes]
-    return journal.ViewState(journal.FORMAT, lanes, queue.timed, journal.history_state(queue.history))
+    return journal.ViewState(
+        journal.FORMAT,
+        lanes,
+        queue.timed,
+        journal.history_state(queue.history),
+        journal.attached_state(queue.attached),
+    )
 
 
 def _lowest_offsets(queue: Queue) -> dict[Source, int]:
@@ -867,6 +911,7 @@ def _restore(
     logs: dict[tuple[UUID, int], PartitionLog],
 ) -> None:
     queue.timed = state.timed
+    queue.attached = journal.restored_attachments(state)
     for lane, kept in zip(queue.lanes, state.lanes, strict=False):
         arrivals = []
         exact = set(kept.exact)

@@ -116,30 +116,39 @@ class History:
 
     # -- arrivals -----------------------------------------------------------------------------------------------
 
-    def arrive(self, source: Source, batch: RecordBatch, first: int, last: int, *, exact: bool = False) -> None:
-        """Records first..last-1 of a batch have been routed to the view; `exact`: they are copies for it."""
+    def arrive(self, source: Source, batch: RecordBatch, first: int, last: int) -> None:
+        """Records first..last-1 of a batch have been routed to the view."""
         end = batch.base_offset + last
         entries = self._entries
         newest = entries[-1] if entries else None
         if (
             newest is None
             or newest.source is not source
-            or newest.exact is not exact
-            or (exact and newest.end != batch.base_offset + first)
+            or newest.exact
             or self.next_seq - newest.seq >= ENTRY_COUNT_MAX
             or end - newest.first > ENTRY_OFFSETS_MAX
             or self.byte_count - newest.bytes_before >= self._entry_bytes_max
         ):
-            self._begin(source, batch.base_offset + first, end, exact)
+            self._begin(source, batch.base_offset + first, end, exact=False)
         else:
             newest.end = end
-        self.applied[source] = max(end, self.applied.get(source, 0)) if exact else end
+        self.applied[source] = end
         self.next_seq += last - first
         self.newest_us = max(self.newest_us, batch.timestamps.at(last - 1))
         if self._is_stream:
             self.byte_count += sum(map(len, batch.values[first:last]))
 
-    def _begin(self, source: Source, first: int, end: int, exact: bool) -> None:
+    def arrive_copied(self, source: Source, first: int, end: int, newest_us: int, byte_count: int) -> None:
+        """Copies for the view lie in first..end-1, all of them; they have the newest of their times and these bytes."""
+        self._begin(source, first, end, exact=True)
+        # Others may have arrived behind them before the view was told.
+        self.applied[source] = max(end, self.applied.get(source, 0))
+        self.next_seq += end - first
+        self.newest_us = max(self.newest_us, newest_us)
+        if self._is_stream:
+            self.byte_count += byte_count
+
+    def _begin(self, source: Source, first: int, end: int, *, exact: bool) -> None:
         entries = self._entries
         ordinal = self._ordinal + len(entries)
         if entries:

@@ -11,8 +11,10 @@ from uuid import UUID
 
 import msgspec
 
+from headrace.controller.table import Table
 from headrace.core_log.errors import CorruptLog
 from headrace.core_log.ids import StreamId
+from headrace.gateways.delivery.attachment import Attachment
 from headrace.gateways.delivery.history import Block, Entry, History
 from headrace.gateways.delivery.ports import Source
 
@@ -56,6 +58,8 @@ class ViewState(msgspec.Struct, frozen=True, array_like=True):
     # Some records may have a time of their own: the head must be looked at after a restart.
     timed: bool = False
     history: HistoryState | None = None
+    # Bindings to the past: (stream, routing key, arguments as text, offsets that are done)
+    attached: list[tuple[bytes, str, str, list[tuple[int, int]]]] = []
 
 
 FORMAT = 1
@@ -94,6 +98,18 @@ def _entry_state(entry: Entry) -> tuple[int, bytes, int, int, int, int, int, boo
 def history_state(history: History) -> HistoryState:
     applied = [(source.stream_id.bytes, source.partition, end) for source, end in history.applied.items()]
     return HistoryState(history.first_seq, history.next_seq, history.newest_us, history.byte_count, applied)
+
+
+def attached_state(attached: Iterable[Attachment]) -> list[tuple[bytes, str, str, list[tuple[int, int]]]]:
+    return [(one.stream.bytes, one.key, one.arguments.text, list(one.ranges)) for one in attached]
+
+
+def restored_attachments(state: ViewState) -> list[Attachment]:
+    attached = [Attachment(UUID(bytes=stream), key, Table.parse(text)) for stream, key, text, _done in state.attached]
+    for attachment, (_stream, _key, _text, done) in zip(attached, state.attached, strict=True):
+        for first, end in done:
+            attachment.ranges.add(first, end)
+    return attached
 
 
 def restore_history(

@@ -1,6 +1,6 @@
 """What the delivery room asks of the log. Protocols only; core_log's PartitionLog keeps them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from headrace.core_log.ids import StreamId
@@ -38,3 +38,11 @@ class Source(Protocol):
     def read(self, offset: int, *, bytes_max: int = ..., end: int | None = ...) -> Sequence[LogRun]: ...
 
     def when_committed(self, next_offset: int, done: Callable[[], None]) -> None: ...
+
+
+class LogHolder(Protocol):
+    """Somebody at work on logs, who needs them as they are."""
+
+    @property
+    def pins(self) -> Mapping[Source, int]:
+        """For each log, the lowest offset that is needed."""

@@ -16,6 +16,7 @@ from headrace.controller.table import EMPTY, Table
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_MASK, PRIORITY_SHIFT, RecordBatch
+from headrace.gateways.delivery.attachment import Attachment
 from headrace.gateways.delivery.history import History
 from headrace.gateways.delivery.lane import Lane, Stretch, spans_of
 from headrace.gateways.delivery.ports import Source
@@ -132,6 +133,8 @@ class Queue:
         self.durable = durable
         self.deleted = False
         self.byte_count = 0
+        # Bindings to the past, and how far they went (past.py).
+        self.attached: list[Attachment] = []
         self.consumers: list[Consumer] = []
         # Those who only read, each with a place of its own.
         self.readers: dict[Consumer, ReadingView] = {}
@@ -214,6 +217,25 @@ class Queue:
         if self.settings.length_bytes_max is not None:
             self.byte_count += sum(map(len, batch.values[first:last]))
         self._changed(self)
+
+    def attach(self, lane: int, source: Source, first: int, end: int, newest_us: int, byte_count: int) -> None:
+        """Copies for this queue lie in first..end-1 of its log: they have arrived. See `lane_at`."""
+        self.history.arrive_copied(source, first, end, newest_us, byte_count)
+        if not self.settings.stream:
+            self.lanes[lane].extend(source, end - first, first, end, exact=True)
+            if self.settings.length_bytes_max is not None:
+                self.byte_count += byte_count
+        self._changed(self)
+
+    def lane_at(self, batch: RecordBatch, index: int) -> int:
+        """The lane that a record belongs to."""
+        if self.settings.stream or self.settings.priority_max is None:
+            return 0
+        return min((batch.attributes.at(index) & PRIORITY_MASK) >> PRIORITY_SHIFT, self.settings.priority_max)
+
+    def due_us(self, batch: RecordBatch, index: int) -> int | None:
+        """When a record's time is over in this queue; None: never."""
+        return next(self._dues(batch, index, index + 1))[0]
 
     def keep_limits(self) -> None:
         """Drop from the head what is beyond the length limits, after consumers had their turn."""

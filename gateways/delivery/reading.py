@@ -75,17 +75,20 @@ class ReadingView:
         end = piece.seq + piece.count
         if piece.source is None:
             lane.skip(end - max(self._fed, piece.seq))
+        elif piece.exact:
+            count = end - max(self._fed, piece.seq)
+            lane.extend(piece.source, count, piece.end - count, piece.end, exact=True)
         elif piece.seq < self._fed:
             self._enter(piece)
         else:
-            lane.extend(piece.source, piece.count, piece.first, piece.end, exact=piece.exact)
+            lane.extend(piece.source, piece.count, piece.first, piece.end)
         self._fed, self._resume = end, piece.end
         return True
 
     def _enter(self, piece: Piece) -> None:
         """Start in the middle of a piece: the lane finds the place by counting from its beginning."""
         assert piece.source is not None and not self.lane.unacked_count
-        extent = Extent(piece.seq, piece.count, piece.source, piece.first, piece.end, exact=piece.exact)
+        extent = Extent(piece.seq, piece.count, piece.source, piece.first, piece.end)
         self.lane.restore(piece.seq + piece.count, self._fed, (), [extent])
 
     # -- as a queue for the channel that holds what was delivered ------------------------------------------------

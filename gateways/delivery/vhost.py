@@ -7,6 +7,7 @@ Publishing itself is synchronous: route, append, tell the views, in one step (K1
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
 import trio
 
@@ -28,6 +29,8 @@ from headrace.controller.snapshot import Snapshot
 from headrace.controller.table import EMPTY, Table
 from headrace.core_log.ids import StreamId, ViewId
 from headrace.core_log.log import PartitionLog
+from headrace.gateways.delivery.attachment import Attachment
+from headrace.gateways.delivery.past import Past, StartOf
 from headrace.gateways.delivery.queue import Queue, QueueSettings
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, ExchangeKind, Fields, Route, Router
 
@@ -74,6 +77,8 @@ class VirtualHost:
         # Exclusive queues by the connection that owns them.
         self._owned: dict[object, dict[Queue, None]] = {}
         self._topology = trio.Lock()
+        # One binding to the past at a time.
+        self._attaching = trio.Lock()
         self._closed = False
 
     # -- loading ------------------------------------------------------------------------------------------------
@@ -342,6 +347,52 @@ class VirtualHost:
                 await self._commit(PutBinding(binding))
             self._bind(binding)
 
+    async def bind_from(self, binding: BindingEntity, start_of: StartOf) -> None:
+        """The same for a queue, with what was published before; Invalid for exchanges whose past cannot be given."""
+        async with self._attaching:
+            self._check_ends(binding)
+            exchange, queue = self.router.exchange(binding.source), self.queues[binding.destination]
+            stream_id = self._streams[binding.source]
+            source = self._broker.maybe_log(stream_id)
+            if source is None or exchange is None:
+                await self.bind(binding)
+                return
+            known = next((one for one in queue.attached if _is_of(one, stream_id, binding)), None)
+            attachment = known or Attachment(stream_id, binding.routing_key, binding.arguments)
+            past = Past(
+                queue,
+                exchange,
+                source,
+                self._broker.own_log(queue, self.name) if queue.durable else self._broker.transient_log,
+                attachment,
+                start_of(source),
+                fields_of=self._broker.fields_of,
+                now_us=self._broker.env.clock.wall_us(),
+            )
+            with self._broker.holding(past):
+                await past.copy_most(self._broker.appended)
+                async with self._topology:
+                    durable = self._check_ends(binding)
+                    if queue.deleted or self._streams[binding.source] != stream_id:
+                        raise NotFound(f"queue or exchange went while '{queue.name}' was bound to '{binding.source}'")
+                    past.finish()
+                    if known is None:
+                        queue.attached.append(attachment)
+                    is_new = self.router.bind_queue(binding.source, queue, binding.routing_key, binding.arguments)
+                    self._broker.appended(past.target)
+                    self._broker.note_change(queue)
+                    self._broker.wake(queue)
+                    try:
+                        # What was attached is safe before the binding is: after a crash in between the next bind
+                        # goes on from there.
+                        await self._broker.write_journal()
+                        if durable:
+                            await self._commit(PutBinding(binding))
+                    except BaseException:
+                        if is_new and not queue.deleted:
+                            self.router.unbind_queue(binding.source, queue, binding.routing_key, binding.arguments)
+                        raise
+
     async def unbind(self, binding: BindingEntity) -> None:
         async with self._topology:
             if self.router.exchange(binding.source) is None:
@@ -352,7 +403,10 @@ class VirtualHost:
                 await self._commit(DeleteBinding(binding))
             source, key, arguments = binding.source, binding.routing_key, binding.arguments
             if binding.destination_kind is DestinationKind.QUEUE:
-                was_there = self.router.unbind_queue(source, self.queues[binding.destination], key, arguments)
+                queue = self.queues[binding.destination]
+                was_there = self.router.unbind_queue(source, queue, key, arguments)
+                queue.attached = [one for one in queue.attached if not _is_of(one, self._streams[source], binding)]
+                self._broker.note_change(queue)
             else:
                 was_there = self.router.unbind_exchange(source, binding.destination, key, arguments)
             if was_there:
@@ -402,3 +456,11 @@ class VirtualHost:
     def bindings(self) -> Mapping[str, int]:
         """How many bindings each exchange has, for those who look."""
         return {one.name: len(self.router.bindings_from(one.name)) for one in self.router.exchanges()}
+
+
+def _is_of(attachment: Attachment, stream_id: UUID, binding: BindingEntity) -> bool:
+    return (attachment.stream, attachment.key, attachment.arguments) == (
+        stream_id,
+        binding.routing_key,
+        binding.arguments,
+    )

@@ -27,6 +27,7 @@ from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFor
 from headrace.definitions import has_real_user, problems
 from headrace.exits import DoorNotOpened
 from headrace.gateways.amqp.deaths import stamp
+from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
 from headrace.gateways.amqp.settings import settings_of
 from headrace.gateways.delivery.access import Access
@@ -121,6 +122,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         stamp=stamp,
         clean=clean,
         log_config=config.storage.stream_defaults(),
+        fields_of=routing_fields,
     )
     broker.queues_max = limits.queues_max
     await broker.load()

@@ -120,7 +120,8 @@ class World:
     def tell(self) -> None:
         """Copies are told of some time after they were made."""
         for log, batch, first, last, values in self.waiting:
-            self.queue.history.arrive(log, batch, first, last, exact=True)
+            newest_us, base = self.logs.clock.now_us, batch.base_offset
+            self.queue.history.arrive_copied(log, base + first, base + last, newest_us, sum(map(len, values)))
             self.copies |= values
         self.waiting.clear()
 
