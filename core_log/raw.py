@@ -77,6 +77,9 @@ async def _send_file(worker: Worker, stream: trio.SocketStream, descriptor: int,
             try:
                 step = await worker.run(lambda at=at, size=size: os.sendfile(out, descriptor, at, size))  # type: ignore[misc]
             except BlockingIOError:
+                # It may have been closed while the worker was at it.
+                if socket.fileno() < 0:
+                    raise trio.ClosedResourceError("this stream is closed") from None
                 await trio.lowlevel.wait_writable(socket)
                 continue
             except OSError as error:
