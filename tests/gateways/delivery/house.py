@@ -5,13 +5,14 @@ Runs on trio's mock clock: a test that asks for `autojump_clock` lets time pass 
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from random import Random
 from typing import Any, TypeVar
 from unittest.mock import patch
 from uuid import UUID
 
 import trio
+from trio.testing import MockClock
 
 from headrace.controller.changes import PutPolicy
 from headrace.controller.config import Definitions
@@ -115,7 +116,8 @@ class House:
     @asynccontextmanager
     async def broker(self, *, clean: bool = True) -> AsyncIterator["Running"]:
         # The metadata's thread, too: a mock clock does not wait for it.
-        with patch("trio.to_thread.run_sync", _here):
+        mocked = isinstance(trio.lowlevel.current_clock(), MockClock)
+        with patch("trio.to_thread.run_sync", _here) if mocked else nullcontext():
             async with self._broker(clean) as running:
                 yield running
 
