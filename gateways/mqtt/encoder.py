@@ -2,12 +2,16 @@
 
 What MQTT 3.1.1 has no place for (properties, most reason codes) is left out; what no version can say is our mistake:
 ValueError. The short forms are used where the standards offer them: an acknowledgement that went well is four bytes.
-Runs of PUBLISH and PUBACK are encoded in outgoing.py. Neighbours: packets.py, properties.py, fields.py below.
+Runs take columns and give all packets joined: those bytes are the same for every subscriber of one version at QoS 0.
+Neighbours: packets.py, properties.py, fields.py below; cutter.py is the other direction.
 """
 
-from typing import TypeVar
+import struct
+from collections.abc import Sequence
+from itertools import repeat
+from typing import TypeAlias, TypeVar
 
-from headrace.gateways.mqtt.fields import encode_binary, encode_text, encode_u16, encode_varint
+from headrace.gateways.mqtt.fields import U16, encode_binary, encode_text, encode_u16, encode_varint
 from headrace.gateways.mqtt.packets import (
     Auth,
     Connack,
@@ -198,3 +202,91 @@ def _some(items: tuple[_T, ...]) -> tuple[_T, ...]:
     if not items:
         raise ValueError("at least one topic filter")
     return items
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+_Shape: TypeAlias = tuple[bytes, bytes, int]  # topic, blob, octets of the payload
+
+_ACK_HEADS = {
+    PacketType.PUBACK: 0x4002,
+    PacketType.PUBREC: 0x5002,
+    PacketType.PUBREL: 0x6202,
+    PacketType.PUBCOMP: 0x7002,
+}
+
+
+def publish_first_byte(qos: int, retain: bool, dup: bool = False) -> int:
+    return 0x30 | dup << 3 | qos << 1 | retain
+
+
+def publish_bytes(topic: bytes, blob: bytes, payload: bytes, qos: int, version: Version) -> int:
+    """Octets of the whole packet: what a client's maximum packet size is about."""
+    size = 2 + len(topic) + (2 if qos else 0) + len(payload)
+    if version is Version.V5:
+        size += len(encode_varint(len(blob))) + len(blob)
+    return 1 + len(encode_varint(size)) + size
+
+
+def encode_publish_run(
+    first_byte: int,
+    topics: Sequence[bytes],
+    properties: Sequence[bytes],
+    payloads: Sequence[bytes],
+    packet_ids: Sequence[int],
+    version: Version,
+) -> bytes:
+    """A PUBLISH for each payload, all with this first byte. `packet_ids` is empty at QoS 0.
+
+    `properties` are blobs; MQTT 3.1.1 leaves them out.
+    """
+    count = len(payloads)
+    if not count:
+        return b""
+    has_ids = first_byte & 6 != 0
+    if len(packet_ids) != (count if has_ids else 0) or 0 in packet_ids:
+        raise ValueError(f"{len(packet_ids)} packet identifiers, none of them 0, for {count} packets")
+    shapes = _Shapes(first_byte, version, 2 if has_ids else 0)
+    alike = topics.count(topics[0]) == count and properties.count(properties[0]) == count
+    if alike and not has_ids and len(set(map(len, payloads))) == 1:
+        # One shape for all: the head is what joins the payloads. 0.03 us per packet against 0.2.
+        front, behind = shapes[topics[0], properties[0], len(payloads[0])]
+        head = front + behind
+        return head + head.join(payloads)
+    if alike:
+        keys = zip(repeat(topics[0]), repeat(properties[0]), map(len, payloads))
+    else:
+        keys = zip(topics, properties, map(len, payloads), strict=True)
+    ends = [*map(shapes.__getitem__, keys)]
+    parts: list[bytes] = [b""] * (4 * count)
+    parts[0::4], parts[2::4] = zip(*ends, strict=True)
+    if has_ids:
+        parts[1::4] = map(U16.pack, packet_ids)
+    parts[3::4] = payloads
+    return b"".join(parts)
+
+
+class _Shapes(dict[_Shape, tuple[bytes, bytes]]):
+    """What stands before and behind the packet identifier, for each shape of a packet that a run has."""
+
+    def __init__(self, first_byte: int, version: Version, id_bytes: int) -> None:
+        self._first_byte = bytes((first_byte,))
+        self._v5 = version is Version.V5
+        self._id_bytes = id_bytes
+
+    def __missing__(self, shape: _Shape) -> tuple[bytes, bytes]:
+        topic, blob, payload_bytes = shape
+        name = encode_binary(topic)
+        behind = encode_varint(len(blob)) + blob if self._v5 else b""
+        size = len(name) + self._id_bytes + len(behind) + payload_bytes
+        found = self[shape] = self._first_byte + encode_varint(size) + name, behind
+        return found
+
+
+def encode_ack_run(kind: PacketType, packet_ids: Sequence[int]) -> bytes:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP, success, for each: the same octets in both versions."""
+    if 0 in packet_ids:
+        raise ValueError("a packet identifier is never 0")
+    numbers = [_ACK_HEADS[kind]] * (2 * len(packet_ids))
+    numbers[1::2] = packet_ids
+    return struct.pack(f">{len(numbers)}H", *numbers)
