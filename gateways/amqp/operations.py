@@ -16,6 +16,8 @@ from headrace.controller.table import Table
 from headrace.core_log.errors import Refused
 from headrace.core_log.log import PartitionLog
 from headrace.gateways.amqp.arguments import (
+    QueueArguments,
+    QueueType,
     RetryArguments,
     Start,
     StreamOffset,
@@ -170,6 +172,8 @@ class Operations:
                 raise amqp_error(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
             arguments = parse_exchange_arguments(method.arguments, name, self._host.name, kind)
             _refuse_settings(arguments.stream)
+            if arguments.stream.partitions is not None and arguments.stream.partitions > 1:
+                raise _not_yet("x-partitions on an exchange")
             if arguments.alternate_exchange is not None:
                 self._demand(Operation.READ, "exchange", name)
                 self._demand(Operation.WRITE, "exchange", arguments.alternate_exchange)
@@ -288,6 +292,8 @@ class Operations:
             _refuse_settings(arguments.stream)
             if arguments.retry != RetryArguments() or arguments.filter_unmatched is not None:
                 raise _not_yet("x-retry-* and x-filter-unmatched")
+            if arguments.stream.partitions is not None:
+                _check_partitions(arguments, resource("queue", name, host.name))
             policy = self._broker.queue_policy(host.name, name, arguments.table)
             queue = await host.declare_queue(
                 name,
@@ -673,10 +679,20 @@ def _refuse_settings(asked: StreamSettings) -> None:
         ("x-compression", asked.compression),
         ("x-retention-ms", asked.retention_ms),
         ("x-retention-bytes", asked.retention_bytes),
-        ("x-partitions", None if asked.partitions == 1 else asked.partitions),
     ):
         if value is not None:
             raise _not_yet(name)
+
+
+def _check_partitions(arguments: QueueArguments, where: str) -> None:
+    for unlawful, word in (
+        (arguments.max_priority is not None, "x-max-priority"),
+        (arguments.single_active_consumer, "x-single-active-consumer"),
+        (arguments.queue_type is QueueType.STREAM, "x-queue-type stream"),
+    ):
+        if unlawful:
+            text = f"invalid arg 'x-partitions' for {where}: it cannot be combined with {word}"
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, text)
 
 
 def _offset_in(start: StreamOffset, log: PartitionLog) -> int:

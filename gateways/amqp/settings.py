@@ -25,6 +25,7 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         length_bytes_max=_lower(asked.max_length_bytes, policy.get("max-length-bytes")),
         overflow=overflow,
         priority_max=asked.max_priority,
+        partition_count=asked.stream.partitions,
         dead_letter_exchange=_text(asked.dead_letter_exchange, policy.get("dead-letter-exchange")),
         dead_letter_routing_key=_text(asked.dead_letter_routing_key, policy.get("dead-letter-routing-key")),
         delivery_limit=_delivery_limit(asked, policy),

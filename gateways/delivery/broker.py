@@ -24,7 +24,7 @@ from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog, Run
-from headrace.core_log.record import PERSISTENT, RELOCATED, Producer, Protocol, RecordBatch
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.expiry import Expiry
@@ -349,6 +349,7 @@ class Broker:
             arguments=arguments,
             auto_delete=auto_delete,
             owner=owner,
+            key_at=self._key_at,
         )
         queue.declared_durable = durable if declared_durable is None else declared_durable
         self._views[view_id] = queue
@@ -356,6 +357,16 @@ class Broker:
             self._stream_came.set()
         self._expiry.lease(queue, host.delete_queue)
         return queue
+
+    def _key_at(self, batch: RecordBatch, index: int) -> bytes:
+        """The header `x-key` of a record, else its routing key."""
+        properties = batch.properties[index]
+        # Nearly all have none, and are not decoded.
+        if b"x-key" in properties and batch.attributes.at(index) & PROTOCOL_MASK == Protocol.AMQP:
+            found = self.fields_of(properties)[0].get("x-key")
+            if found is not None:
+                return found if isinstance(found, bytes) else str(found).encode("utf-8", "surrogateescape")
+        return batch.keys[index]
 
     def next_ephemeral_view(self) -> int:
         self._next_ephemeral += 1

@@ -25,6 +25,9 @@ from headrace.gateways.delivery.ports import Source
 WINDOW_BYTES_MAX = 4 * 1024 * 1024
 WINDOW_COUNT_MAX = 20_000
 REFILL_BYTES = 512 * 1024
+# What a lane has at least, however many there are.
+WINDOW_BYTES_MIN = 64 * 1024
+REFILL_BYTES_MIN = 16 * 1024
 TAKE_BYTES = 256 * 1024
 # Beyond this many extents, sources are no longer kept interleaved as they arrived (order per source stays).
 EXTENTS_MAX = 10_000
@@ -194,8 +197,12 @@ class _Window:
 
 
 class Lane:
-    def __init__(self, spans: SpanFinder) -> None:
+    def __init__(self, spans: SpanFinder, *, place: int = 0, lane_count: int = 1) -> None:
+        """The `place`-th of the lanes that share a view's memory."""
         self._spans = spans
+        self.place = place
+        self._window_bytes_max = max(WINDOW_BYTES_MAX // lane_count, min(WINDOW_BYTES_MIN, WINDOW_BYTES_MAX))
+        self._refill_bytes = max(REFILL_BYTES // lane_count, min(REFILL_BYTES_MIN, REFILL_BYTES))
         self.next_seq = 0
         self.floor = 0
         self.ready_count = 0
@@ -235,7 +242,7 @@ class Lane:
         self.ready_count += count
         self._note_arrival(seq, count, source, offset, offset + count)
         window = self._window
-        if self._backlog or window.count > WINDOW_COUNT_MAX or window.byte_count > WINDOW_BYTES_MAX:
+        if self._backlog or window.count > WINDOW_COUNT_MAX or window.byte_count > self._window_bytes_max:
             self._extend_backlog(seq, count, source, offset, offset + count)
             return
         ready = self._ready
@@ -429,7 +436,7 @@ class Lane:
             if not extent.count:
                 self._backlog.popleft()
                 continue
-            for run in extent.source.read(extent.first, bytes_max=REFILL_BYTES, end=extent.end):
+            for run in extent.source.read(extent.first, bytes_max=self._refill_bytes, end=extent.end):
                 if run.batch.gap is not None:
                     self._skip_lost(extent, run.batch.next_offset)
                     break
@@ -536,7 +543,7 @@ class Lane:
 
     def ready_runs(self) -> Iterator[tuple[RecordBatch, int, int]]:
         """(batch, first, last) of everything ready. Reads the backlog, and leaves the lane as it is."""
-        twin = Lane(self._spans)
+        twin = Lane(self._spans, place=self.place)
         backlog = [one.copy() for one in self._backlog]
         twin.restore(self.next_seq, self.floor, self.settled, backlog)
         twin._returned = [

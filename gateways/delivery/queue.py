@@ -1,8 +1,9 @@
 """A queue: a view with consumers. Machine; AMQP's and MQTT's doors hand it consumers and settle what it gave them.
 
-The view's records are in lanes (one, or one for each priority). `dispatch` deals them to consumers that have room,
-in runs; what a consumer holds is its own affair until it settles, rejects or gives back. Limits (length, bytes, time,
-deliveries) are applied here; what falls out of the queue goes to `transfer`, which dead-letters it or drops it.
+The view's records are in lanes: one, one for each priority, or one for each part of the keys (groups.py). `dispatch`
+deals them to consumers that have room, in runs; what a consumer holds is its own affair until it settles, rejects or
+gives back. Limits (length, bytes, time, deliveries) are applied here; what falls out of the queue goes to `transfer`,
+which dead-letters it or drops it. Those who only read are beside all that (reading.py).
 Invariant (Q1): arrived = ready + unacked + settled, each counted once.
 """
 
@@ -12,11 +13,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from xxhash import xxh3_64_intdigest
+
 from headrace.controller.table import EMPTY, Table
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_MASK, PRIORITY_SHIFT, RecordBatch
 from headrace.gateways.delivery.attachment import Attachment
+from headrace.gateways.delivery.groups import LaneGroup
 from headrace.gateways.delivery.history import History
 from headrace.gateways.delivery.lane import Lane, Stretch, spans_of
 from headrace.gateways.delivery.ports import Source
@@ -27,6 +31,8 @@ CHUNK_COUNT_MAX = 512
 # Several consumers are dealt a small part of their share at a time, one by one when so few are ready for each, so that
 # what they get is as even as in RabbitMQ.
 FAIR_COUNT = 32
+# The same for the owner of a lane, who may have others.
+LANE_CHUNK_COUNT = 64
 UNLIMITED = 1 << 62
 # So many are let go of in one turn when very many expire together (some 20 us each when they are dead-lettered); the
 # queue's timer goes on with the rest.
@@ -58,6 +64,8 @@ class QueueSettings:
     length_bytes_max: int | None = None
     overflow: Overflow = Overflow.DROP_HEAD
     priority_max: int | None = None
+    # Lanes for keys, each for one consumer at a time.
+    partition_count: int | None = None
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
     delivery_limit: int | None = None
@@ -96,6 +104,8 @@ View: TypeAlias = "Queue | ReadingView"
 # Records leave the queue for this reason: the receiver transfers them and settles them when that is safe. If it raises
 # DiskFull, the stretch holds what was not transferred.
 Transfer = Callable[["Queue", Stretch, Reason], None]
+# The key by which a record of a batch is put into a lane.
+KeyAt = Callable[[RecordBatch, int], bytes]
 
 
 class Queue:
@@ -113,6 +123,7 @@ class Queue:
         arguments: Table = EMPTY,
         auto_delete: bool = False,
         owner: object = None,
+        key_at: KeyAt = lambda batch, index: batch.keys[index],
     ) -> None:
         self.name = name
         # Its own log, for the default exchange; the files are born with the first append.
@@ -150,19 +161,47 @@ class Queue:
         self._turn = 0
         self._dispatching = False
         self._lost_count = 0
+        # Who takes from which lane, where lanes are for keys and not for priorities.
+        self.group: LaneGroup[Consumer] | None = None
+        self._key_at = key_at
         if settings.stream:
             # Nothing is ever taken out of a stream.
             count = 0
-        elif settings.priority_max is None:
-            count = 1
-        else:
+        elif settings.partition_count is not None:
+            count = settings.partition_count
+            self.group = LaneGroup(count)
+        elif settings.priority_max is not None:
             count = settings.priority_max + 1
-        self.lanes = [Lane(self._finder(place)) for place in range(count)]
+        else:
+            count = 1
+        self.lanes = [Lane(self._finder(place), place=place, lane_count=count) for place in range(count)]
 
     def _finder(self, lane: int) -> Callable[[RecordBatch, int, int], Iterable[tuple[int, int]]]:
-        if self.settings.priority_max is None:
+        if self.group is None and self.settings.priority_max is None:
             return partial(spans_of, view_id=self.view_id)
-        return partial(_spans_of_priority, view_id=self.view_id, priority=lane, top=self.settings.priority_max)
+        return partial(self._spans_of_lane, lane=lane)
+
+    def _spans_of_lane(self, batch: RecordBatch, first: int, last: int, *, lane: int) -> Iterator[tuple[int, int]]:
+        for low, high in spans_of(batch, first, last, self.view_id):
+            for place, start, end in self._by_lane(batch, low, high):
+                if place == lane:
+                    yield start, end
+
+    def _by_lane(self, batch: RecordBatch, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """(lane, from, to) pieces that cover records first..last-1."""
+        if self.group is not None:
+            start, place = first, self.lane_at(batch, first)
+            for index in range(first + 1, last):
+                other = self.lane_at(batch, index)
+                if other != place:
+                    yield place, start, index
+                    start, place = index, other
+            yield place, start, last
+            return
+        top = self.settings.priority_max
+        assert top is not None
+        for attributes, low, high in batch.attributes.spans(first, last):
+            yield min((attributes & PRIORITY_MASK) >> PRIORITY_SHIFT, top), low, high
 
     # -- counts -------------------------------------------------------------------------------------------------
 
@@ -208,12 +247,11 @@ class Queue:
         if self.settings.stream:
             self._changed(self)
             return
-        if self.settings.priority_max is None:
+        if len(self.lanes) == 1:
             self.lanes[0].arrive(source, batch, first, last)
         else:
-            top = self.settings.priority_max
-            for attributes, low, high in batch.attributes.spans(first, last):
-                self.lanes[min((attributes & PRIORITY_MASK) >> PRIORITY_SHIFT, top)].arrive(source, batch, low, high)
+            for place, low, high in self._by_lane(batch, first, last):
+                self.lanes[place].arrive(source, batch, low, high)
         if self.settings.length_bytes_max is not None:
             self.byte_count += sum(map(len, batch.values[first:last]))
         self._changed(self)
@@ -229,6 +267,8 @@ class Queue:
 
     def lane_at(self, batch: RecordBatch, index: int) -> int:
         """The lane that a record belongs to."""
+        if self.group is not None:
+            return xxh3_64_intdigest(self._key_at(batch, index)) % len(self.lanes)
         if self.settings.stream or self.settings.priority_max is None:
             return 0
         return min((batch.attributes.at(index) & PRIORITY_MASK) >> PRIORITY_SHIFT, self.settings.priority_max)
@@ -251,6 +291,13 @@ class Queue:
 
     def _drop(self, count: int) -> None:
         # From the head, where the highest priority stands; so does RabbitMQ.
+        while count > 0 and self.group is not None and (oldest := self._oldest_lane()) is not None:
+            # Of lanes that are equals, one record at a time from whichever has the oldest.
+            for stretch in oldest.drop_head(1):
+                count -= 1
+                self.dropped_count += 1
+                self._leave(stretch)
+                self._let_go(stretch, Reason.MAXLEN)
         for lane in reversed(self.lanes):
             for stretch in lane.drop_head(count):
                 count -= stretch.count
@@ -310,6 +357,8 @@ class Queue:
         if place < self._turn:
             self._turn += 1
         self.had_consumers = True
+        if self.group is not None:
+            self.group.share_out(self.consumers)
 
     def add_reader(self, consumer: Consumer, start: int) -> ReadingView:
         """Somebody who reads from this number on, and takes nothing away."""
@@ -327,6 +376,8 @@ class Queue:
         del self.consumers[place]
         if place < self._turn:
             self._turn -= 1
+        if self.group is not None:
+            self.group.share_out(self.consumers)
 
     def dispatch(self) -> None:
         """Deal out what is ready to whoever has room."""
@@ -337,24 +388,58 @@ class Queue:
             lane.hidden_in = None
         try:
             patience = self.expired_count + EXPIRED_PER_TURN
-            while self.consumers and self.ready_count:
-                consumer = self._next_consumer()
-                if consumer is None:
-                    break
-                stretch = self._take(self._chunk(consumer.room()), offering=True, expired_max=patience)
-                if stretch is None:
-                    break
-                self.delivered_count += stretch.count
-                if consumer.no_ack:
-                    stretch.lane.settle(stretch.seq, stretch.count)
-                    self.acked_count += stretch.count
-                    self._changed(self)
-                consumer.deliver(self, stretch)
+            if self.group is None:
+                self._deal(patience)
+            else:
+                while self._deal_lanes(self.group, patience):
+                    pass
             if self.expired_count < patience:
                 self._note_offered()
                 self.expire_heads()
         finally:
             self._dispatching = False
+
+    def _deal(self, expired_max: int) -> None:
+        while self.consumers and self.ready_count:
+            consumer = self._next_consumer()
+            if consumer is None:
+                break
+            stretch = self._take(self._chunk(consumer.room()), offering=True, expired_max=expired_max)
+            if stretch is None:
+                break
+            self._hand_to(consumer, stretch)
+
+    def _deal_lanes(self, group: LaneGroup[Consumer], expired_max: int) -> bool:
+        """Each lane once, a few records to its owner; False when nobody got anything."""
+        dealt = False
+        for place in list(group.turn()):
+            lane, consumer = self.lanes[place], group.owners[place]
+            if consumer is None or not lane.ready_count or not group.may_take(place, consumer):
+                continue
+            room = consumer.room()
+            if room <= 0:
+                continue
+            stretch = self._take_from(lane, min(room, LANE_CHUNK_COUNT), offering=True, expired_max=expired_max)
+            if stretch is not None:
+                if not consumer.no_ack:
+                    group.note_taken(place, consumer, stretch.count)
+                self._hand_to(consumer, stretch)
+                dealt = True
+        return dealt
+
+    def _hand_to(self, consumer: Consumer, stretch: Stretch) -> None:
+        self.delivered_count += stretch.count
+        if consumer.no_ack:
+            stretch.lane.settle(stretch.seq, stretch.count)
+            self.acked_count += stretch.count
+            self._changed(self)
+        consumer.deliver(self, stretch)
+
+    def _oldest_lane(self) -> Lane | None:
+        """Of the lanes that have something ready, the one whose head is the oldest."""
+        heads = [(lane, head) for lane in self.lanes if (head := lane.head(early=True)) is not None]
+        found = min(heads, key=lambda one: one[1].loaded().timestamps.at(one[1].index), default=None)
+        return None if found is None else found[0]
 
     def _note_offered(self) -> None:
         """Consumers had their chance of everything, except of what they may not see before a commit."""
@@ -388,16 +473,22 @@ class Queue:
     def _take(self, count_max: int, *, offering: bool = False, expired_max: int = UNLIMITED) -> Stretch | None:
         """The next that live. `offering`: what no consumer was offered yet may have its chance although its time is
         over, since a time to live of 0 means now or never."""
-        early = not self.settings.committed_dispatch
         for lane in reversed(self.lanes):
-            while self.expired_count < expired_max and (taken := lane.take(count_max, early=early)) is not None:
-                if not self._has_times(taken):
-                    self._leave(taken)
-                    return taken
-                living = self._living(taken, offering)
-                if living is not None:
-                    self._leave(living)
-                    return living
+            stretch = self._take_from(lane, count_max, offering=offering, expired_max=expired_max)
+            if stretch is not None:
+                return stretch
+        return None
+
+    def _take_from(self, lane: Lane, count_max: int, *, offering: bool, expired_max: int) -> Stretch | None:
+        early = not self.settings.committed_dispatch
+        while self.expired_count < expired_max and (taken := lane.take(count_max, early=early)) is not None:
+            if not self._has_times(taken):
+                self._leave(taken)
+                return taken
+            living = self._living(taken, offering)
+            if living is not None:
+                self._leave(living)
+                return living
         return None
 
     def _living(self, taken: Stretch, offering: bool) -> Stretch | None:
@@ -418,10 +509,20 @@ class Queue:
 
     def get(self) -> Stretch | None:
         """One record for basic.get; unacked until it is settled or given back."""
-        stretch = self._take(1)
+        stretch = self._take(1) if self.group is None else self._take_free(self.group)
         if stretch is not None:
             self.delivered_count += 1
         return stretch
+
+    def _take_free(self, group: LaneGroup[Consumer]) -> Stretch | None:
+        """One record of a lane of which nobody holds anything."""
+        for place in list(group.turn()):
+            if self.lanes[place].ready_count and group.may_take(place, None):
+                stretch = self._take_from(self.lanes[place], 1, offering=False, expired_max=UNLIMITED)
+                if stretch is not None:
+                    group.note_taken(place, None, 1)
+                    return stretch
+        return None
 
     # -- settling -----------------------------------------------------------------------------------------------
 
@@ -429,10 +530,17 @@ class Queue:
         """Acked (or transferred, or dropped): done with for good."""
         stretch.lane.settle(stretch.seq, stretch.count)
         self.acked_count += stretch.count
+        self._note_done(stretch)
         self._changed(self)
+
+    def _note_done(self, stretch: Stretch) -> None:
+        """Somebody to whom it was handed is done with it."""
+        if self.group is not None:
+            self.group.note_done(stretch.lane.place, stretch.count)
 
     def reject(self, stretch: Stretch) -> None:
         """Rejected without requeue."""
+        self._note_done(stretch)
         self._let_go(stretch, Reason.REJECTED)
         self._changed(self)
 
@@ -441,6 +549,7 @@ class Queue:
         limit = self.settings.delivery_limit
         for stretch in stretches:
             self.returned_count += stretch.count
+            self._note_done(stretch)
             if limit is not None and failed and stretch.failures >= limit:
                 self._let_go(stretch, Reason.DELIVERY_LIMIT)
                 continue
@@ -534,12 +643,3 @@ def _byte_count(stretch: Stretch) -> int:
     """Bytes of the bodies, which are all that limits in bytes count."""
     batch = stretch.loaded()
     return sum(map(len, batch.values[stretch.index : stretch.index + stretch.count]))
-
-
-def _spans_of_priority(
-    batch: RecordBatch, first: int, last: int, *, view_id: int, priority: int, top: int
-) -> Iterator[tuple[int, int]]:
-    for low, high in spans_of(batch, first, last, view_id):
-        for attributes, start, end in batch.attributes.spans(low, high):
-            if min((attributes & PRIORITY_MASK) >> PRIORITY_SHIFT, top) == priority:
-                yield start, end

@@ -114,7 +114,6 @@ def test_argument_that_makes_no_sense_is_406(channel: BlockingChannel, name: str
         {"x-compression": "lz4"},
         {"x-retention-ms": 1000},
         {"x-retention-bytes": 1 << 20},
-        {"x-partitions": 4},
         {"x-retry-max": 3},
         {"x-filter-unmatched": "drop"},
     ],
