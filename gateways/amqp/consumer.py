@@ -8,9 +8,9 @@ from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, HeldBy
 from headrace.gateways.amqp.frames import encode_deliver_run, encode_method
 from headrace.gateways.amqp.methods import make
-from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.lane import Stretch
+from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.queue import UNLIMITED, Queue, View
 
 # A field value: a signed 64-bit integer.

@@ -35,12 +35,12 @@ from headrace.gateways.amqp.consumer import AmqpConsumer, ReadingConsumer, prope
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to, resource
 from headrace.gateways.amqp.frames import Acks, encode_get_ok, encode_method
 from headrace.gateways.amqp.methods import Method, ids, make
-from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.replyto import PREFIX, REPLY_TO, ReplyConsumer
 from headrace.gateways.amqp.settings import combine
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.lane import Stretch
+from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.queue import Queue, View
 from headrace.gateways.delivery.reading import sequence_at
 from headrace.gateways.delivery.routing import ExchangeKind

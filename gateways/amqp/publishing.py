@@ -19,13 +19,13 @@ from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp
 from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, encode_return
 from headrace.gateways.amqp.methods import Publish, decode_publish
-from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.properties import PropertyScan
 from headrace.gateways.amqp.replyto import PREFIX as REPLY_PREFIX
 from headrace.gateways.amqp.replyto import REPLY_TO
 from headrace.gateways.delivery import producers
 from headrace.gateways.delivery.access import Access, Operation, Tag
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.vhost import Target, VirtualHost
 
 TARGETS_MAX = 1024

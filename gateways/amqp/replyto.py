@@ -8,7 +8,7 @@ that has left REPLY_BYTES_MAX of earlier ones unread, since no queue stands betw
 
 from headrace.gateways.amqp.channel import Channel
 from headrace.gateways.amqp.frames import encode_deliver_run
-from headrace.gateways.amqp.outbox import Outbox
+from headrace.gateways.delivery.outbox import Outbox
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 PREFIX = REPLY_TO + "."

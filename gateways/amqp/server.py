@@ -1,7 +1,6 @@
-"""The AMQP door: its sessions, one flush at the end of each turn, heartbeats; and its listeners. Driver.
+"""The AMQP door: its sessions, heartbeats, patience with clients; and its listeners. Driver.
 
-There is one door for all addresses that AMQP is spoken on, with TLS or without: what one session causes for another,
-wherever that one came in, goes out with the same flush.
+There is one door for all addresses that AMQP is spoken on, with TLS or without.
 """
 
 import logging
@@ -18,7 +17,6 @@ from headrace.controller.changes import (
 )
 from headrace.controller.snapshot import Snapshot
 from headrace.gateways.amqp.config import AmqpConfig
-from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.session import Session
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.authentication import Authentication
@@ -26,6 +24,7 @@ from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.turn import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +36,7 @@ class AmqpDoor:
     def __init__(
         self,
         broker: Broker,
+        turn: Turn,
         access: Access,
         authentication: Authentication,
         limits: Limits,
@@ -50,13 +50,7 @@ class AmqpDoor:
         self.alarms = watch.alarms
         self.config = config or AmqpConfig()
         self.sessions: set[Session] = set()
-        self._to_flush: list[Outbox] = []
-        self._flush_soon = False
-        # True while a session works through a read without awaiting.
-        self.in_turn = False
-        self._token = trio.lowlevel.current_trio_token()
-        broker.on_ready = self.turn_soon
-        broker.directory.committer.on_commit = self.end_turn
+        self.turn = turn
         # After the access rights and the broker itself have heard of a change.
         broker.metadata.listen(self._metadata_changed)
         watch.listen(self._alarms_changed)
@@ -120,38 +114,11 @@ class AmqpDoor:
                 deliveries_due = now + self._deliveries_period_s()
                 for session in list(self.sessions):
                     session.check_deliveries(now)
-            self.end_turn()
+            self.turn.end()
 
     def _deliveries_period_s(self) -> float:
         timeout_s = self.config.consumer_timeout_ms / 1000
         return min(timeout_s / 4, DELIVERIES_PERIOD_S) if timeout_s else DELIVERIES_PERIOD_S
-
-    # -- flushing -----------------------------------------------------------------------------------------------------
-
-    def note(self, outbox: Outbox) -> None:
-        """An outbox has something to send: with the end of this turn, or soon when nobody is in a turn."""
-        self._to_flush.append(outbox)
-        # Whoever is in a turn, or tells of a commit, ends it with a flush.
-        if not self.in_turn and not self.broker.directory.committer.telling:
-            self.turn_soon()
-
-    def turn_soon(self) -> None:
-        """Something became ready while nobody is in a turn."""
-        if not self._flush_soon:
-            self._flush_soon = True
-            self._token.run_sync_soon(self._flush_noted, idempotent=True)
-
-    def _flush_noted(self) -> None:
-        self._flush_soon = False
-        self.end_turn()
-
-    def end_turn(self) -> None:
-        """Deliver what arrived and send what is to be sent."""
-        self.broker.dispatch()
-        while self._to_flush:
-            outboxes, self._to_flush = self._to_flush, []
-            for outbox in outboxes:
-                outbox.flush()
 
 
 class AmqpListener:

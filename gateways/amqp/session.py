@@ -33,7 +33,6 @@ from headrace.gateways.amqp.frames import (
 )
 from headrace.gateways.amqp.methods import Method, ids, make, octets
 from headrace.gateways.amqp.operations import Operations
-from headrace.gateways.amqp.outbox import Outbox
 from headrace.gateways.amqp.publishing import Publisher, send_confirms
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
@@ -42,6 +41,8 @@ from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
 from headrace.gateways.delivery.login import Identity, Refusal
+from headrace.gateways.delivery.outbox import Outbox
+from headrace.gateways.delivery.turn import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -74,13 +75,7 @@ class Door(Protocol):
     limits: Limits
     alarms: Alarms
     config: AmqpConfig
-    in_turn: bool
-
-    def note(self, outbox: Outbox) -> None: ...
-
-    def turn_soon(self) -> None: ...
-
-    def end_turn(self) -> None: ...
+    turn: Turn
 
 
 class Ended(Exception):
@@ -92,7 +87,7 @@ class Session:
         self.door = door
         self.connection = connection
         self.peer = (connection.host, connection.port)
-        self.outbox = Outbox(connection.socket, door.config.write_buffer_bytes, door.note)
+        self.outbox = Outbox(connection.socket, door.config.write_buffer_bytes, door.turn.note)
         self.last_received = door.broker.env.clock.monotonic()
         self.last_sent_count = 0
         self.heartbeat_s = 0
@@ -195,7 +190,7 @@ class Session:
                 locales="en_US",
             ),
         )
-        self.door.end_turn()
+        self.door.turn.end()
         return data[len(PROTOCOL_HEADER) :]
 
     def _mechanisms(self) -> list[str]:
@@ -246,18 +241,18 @@ class Session:
                 continue
             try:
                 await self._take(event)
-                self.door.in_turn = False
+                self.door.turn.running = False
             except HeadraceError as error:
-                self.door.in_turn = False
+                self.door.turn.running = False
                 await self._fail(*_blamed(event, error))
             except Ended:
                 raise
             except Exception:
                 # Our mistake, whatever the client sent: it costs this connection, not the broker and not the others.
-                self.door.in_turn = False
+                self.door.turn.running = False
                 _log.exception("connection closed: internal error", extra={"peer": self.peer[0], "user": self.user})
                 await self._fail(0, amqp_error(ReplyCode.INTERNAL_ERROR, "internal error, see the broker's log"))
-        self.door.end_turn()
+        self.door.turn.end()
         self._turning = False
         if self._cutter.lost_sync:
             await self._say_goodbye()
@@ -291,14 +286,14 @@ class Session:
             case PublishRun():
                 channel = self._channel(event.channel)
                 assert self._publisher is not None
-                self.door.in_turn = True
+                self.door.turn.running = True
                 self._published = True
                 self._publisher.publish(channel, event)
                 if channel.confirming:
                     send_confirms(channel, self.outbox)
             case Acks():
                 assert self._operations is not None
-                self.door.in_turn = True
+                self.door.turn.running = True
                 self._operations.acks(self._channel(event.channel), event)
             case MethodFrame(channel=0):
                 await self._take_connection(event.method)
@@ -356,7 +351,7 @@ class Session:
             await self._let_go()
             await self._settled()
             self._send(0, make(commands.Connection.CloseOk))
-            self.door.end_turn()
+            self.door.turn.end()
             await self.outbox.drained()
             raise Ended
         if isinstance(method, commands.Connection.CloseOk):
@@ -499,7 +494,7 @@ class Session:
         assert self._operations is not None
         for channel in self.channels.values():
             self._operations.wake(channel)
-        self.door.turn_soon()
+        self.door.turn.soon()
 
     # -- channels ---------------------------------------------------------------------------------------------------
 
@@ -544,7 +539,7 @@ class Session:
 
     async def _settled(self) -> None:
         """Acks are safe before the channel's or connection's close is answered (Q3)."""
-        self.door.end_turn()
+        self.door.turn.end()
         await self._broker.write_journal()
 
     async def _let_go(self) -> None:
@@ -566,7 +561,7 @@ class Session:
         finally:
             if self._member is not None:
                 self.door.limits.leave(self._member)
-        self.door.end_turn()
+        self.door.turn.end()
 
     # -- alarms -------------------------------------------------------------------------------------------------------
 
@@ -578,7 +573,7 @@ class Session:
         _log.info("connection blocked: %s", reason, extra={"peer": self.peer[0], "user": self.user})
         if told:
             self._send(0, make(commands.Connection.Blocked, reason=reason))
-            self.door.end_turn()
+            self.door.turn.end()
         while self.door.alarms.active and not self._closing:
             self._blocked = trio.Event()
             await self._blocked.wait()
@@ -588,7 +583,7 @@ class Session:
         _log.info("connection unblocked", extra={"peer": self.peer[0], "user": self.user})
         if told and not self._closing:
             self._send(0, make(commands.Connection.Unblocked))
-            self.door.end_turn()
+            self.door.turn.end()
 
     def reconsider(self) -> None:
         """An alarm was raised or cleared, or the connection is to end."""
@@ -639,7 +634,7 @@ class Session:
             "This timeout value can be configured, see docs/configuration.md"
         )
         await self._fail(channel.number, amqp_error(ReplyCode.PRECONDITION_FAILED, text))
-        self.door.end_turn()
+        self.door.turn.end()
 
     async def shut(self, reason: str) -> None:
         """The broker stops: tell the client and give it a moment to answer."""
@@ -653,7 +648,7 @@ class Session:
     def _send_forced_close(self, reason: str) -> None:
         text = f"CONNECTION_FORCED - {reason}"
         self._send(0, make(commands.Connection.Close, reply_code=int(ReplyCode.CONNECTION_FORCED), reply_text=text))
-        self.door.end_turn()
+        self.door.turn.end()
         self.reconsider()
 
     def expel(self, reason: str) -> None:
@@ -683,7 +678,7 @@ class Session:
         assert self._operations is not None
         for channel in list(self.channels.values()):
             await self._operations.drop_forbidden(channel)
-        self.door.end_turn()
+        self.door.turn.end()
 
     def abort(self) -> None:
         self._scope.cancel()

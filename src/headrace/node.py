@@ -38,6 +38,7 @@ from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import TlsSide, is_loopback, resolve
 from headrace.gateways.delivery.meter import SystemMeter, Watch
 from headrace.gateways.delivery.tls import TlsError, load_context
+from headrace.gateways.delivery.turn import Turn
 from headrace.kinds import Address
 from headrace.settings import ConfigError
 
@@ -137,7 +138,8 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     watch = Watch(Alarms(config.alarms.values()), SystemMeter(config.node.data), env)
     await watch.look()
     nursery.start_soon(watch.run)
-    amqp = AmqpDoor(broker, access, authentication, limits, watch, config.amqp.door())
+    turn = Turn(broker)
+    amqp = AmqpDoor(broker, turn, access, authentication, limits, watch, config.amqp.door())
     nursery.start_soon(amqp.run)
     doors: list[Door] = [_Listening(AmqpListener("amqp", amqp))]
     if tls is not None:

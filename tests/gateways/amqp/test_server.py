@@ -27,6 +27,7 @@ from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.login import LoginConfig
 from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.turn import Turn
 
 from .wire import Closed, Wire
 
@@ -82,7 +83,9 @@ async def served(config: AmqpConfig | None = None) -> AsyncIterator[Served]:
         )
         meter = Meter()
         watch = Watch(Alarms(), meter, house.env)
-        door = AmqpDoor(running.broker, access, authentication, Limits(metadata.snapshot), watch, config)
+        door = AmqpDoor(
+            running.broker, Turn(running.broker), access, authentication, Limits(metadata.snapshot), watch, config
+        )
         listener = AmqpListener("amqp", door)
         built = Served(running, door, watch, meter)
         _host, built.port = await listener.open("127.0.0.1", 0)
