@@ -123,6 +123,15 @@ class Committer:
             await self._idle.wait()
             await trio.lowlevel.checkpoint()
 
+    async def synced(self, log: PartitionLog) -> None:
+        """What is in this log now is on the disk when this returns, whatever durability it promises."""
+        end = log.end
+        while log.synced_end < end:
+            self._urgent[log] = None
+            self._wake.set()
+            await self._idle.wait()
+            await trio.lowlevel.checkpoint()
+
     async def commit(self, logs: Sequence[PartitionLog]) -> None:
         """Seal, write, sync and acknowledge one group."""
         jobs: list[SyncJob] = []

@@ -239,6 +239,10 @@ class PartitionLog:
         """Bytes of log held, as stored."""
         return sum(self._size_of(segment) for segment in self._segments)
 
+    def bytes_from(self, offset: int) -> int:
+        """Bytes of the segments that hold this offset or later ones."""
+        return sum(self._size_of(segment) for segment in self._segments if segment.end_offset > offset)
+
     def _size_of(self, segment: Segment) -> int:
         if segment.end_position < 0:
             # The file may be much longer than what is stored in it.
@@ -1032,16 +1036,22 @@ class PartitionLog:
             self._tail.popleft()
 
     def recycle(self, before_ms: int) -> int:
-        """Give files that were removed before this time to the pool; returns how many."""
-        count = 0
-        if self._has_removed:
-            names = [name for name in self.shared.storage.list(self.folder) if name.endswith(REMOVED)]
-            for name in names:
-                if int(name.split(".")[1]) <= before_ms:
-                    self.shared.pool.give(f"{self.folder}/{name}")
-                    count += 1
-            self._has_removed = count < len(names)
-        return count
+        """Give files that were removed before this time to the pool; returns how many.
+
+        Those for which the pool has no room go at once: whoever reads one of them still has it open, and nobody will
+        write over it.
+        """
+        if not self._has_removed:
+            return 0
+        names = [name for name in self.shared.storage.list(self.folder) if name.endswith(REMOVED)]
+        surplus = max(len(names) - self.shared.pool.room, 0)
+        for name in names[:surplus]:
+            self.shared.storage.remove(f"{self.folder}/{name}")
+        due = [name for name in names[surplus:] if int(name.split(".")[1]) <= before_ms]
+        for name in due:
+            self.shared.pool.give(f"{self.folder}/{name}")
+        self._has_removed = surplus + len(due) < len(names)
+        return surplus + len(due)
 
     def replace_segment(self, old: Segment, new_path: str) -> None:
         """A rewritten (compacted, repaired) file takes the place of a sealed segment's. The file is synced already."""

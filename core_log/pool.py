@@ -23,6 +23,11 @@ class SegmentPool:
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def room(self) -> int:
+        """How many more it would keep."""
+        return max(self._count_max - len(self._names), 0)
+
     def take(self, bytes_min: int, bytes_max: int) -> str | None:
         """The path of a file of a fitting size for the taker to rename, or None."""
         for name in self._names:

@@ -33,6 +33,7 @@ from headrace.gateways.delivery.past import FieldsOf
 from headrace.gateways.delivery.ports import LogHolder, Source
 from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason, View
 from headrace.gateways.delivery.reading import ReadingView
+from headrace.gateways.delivery.release import Releases
 from headrace.gateways.delivery.relocation import exchanges_of
 from headrace.gateways.delivery.routing import Fields
 from headrace.gateways.delivery.timers import Timers
@@ -41,6 +42,7 @@ from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHos
 JOURNAL_PERIOD_S = 0.2
 STREAM_PERIOD_S = 1.0
 SEGMENT_BYTES_MIN = 64 * 1024
+RELEASE_BYTES_MIN = 1 << 30
 TRANSIENT_NAME = "__transient"
 TRANSIENT_CONFIG = LogConfig(
     durability="os", retention_ms=60_000, segment_ms_max=60_000, segment_bytes_max=16 * 1024 * 1024
@@ -93,6 +95,7 @@ class Broker:
         stamp: Stamp,
         clean: bool,
         log_config: LogConfig | None = None,
+        release_bytes_min: int = RELEASE_BYTES_MIN,
         fields_of: FieldsOf = lambda properties: ({}, ()),
     ) -> None:
         self.env = env
@@ -125,6 +128,7 @@ class Broker:
         self._hidden: dict[PartitionLog, dict[Queue, None]] = {}
         # Called when something became ready outside of a door's turn.
         self.on_ready: Callable[[], None] = lambda: None
+        self.releases = Releases(self, release_bytes_min)
         self.timers = Timers(env.clock)
         self._expiry = Expiry(self.timers, env.clock, self._expired)
         self._running = trio.CancelScope()
@@ -253,6 +257,18 @@ class Broker:
         for holder in self._holders:
             sources.update(holder.pins)
         return {source.stream_id for source in sources}
+
+    def views_of(self, log: PartitionLog) -> list[tuple[str, Queue]]:
+        """Queues that have taken records of a log, each with the name of its vhost."""
+        return [
+            (host.name, queue)
+            for host in self.vhosts.values()
+            for queue in host.queues.values()
+            if any(log in lane.applied for lane in queue.lanes)
+        ]
+
+    def has_view(self, view_id: int) -> bool:
+        return view_id in self._views
 
     @contextmanager
     def holding(self, holder: LogHolder) -> Iterator[None]:
@@ -559,7 +575,7 @@ class Broker:
     async def committed(self) -> None:
         """Everything published so far is safe when this returns."""
         for log in list(self._dirty_logs):
-            await self._committed(log, log.end)
+            await self.wait_committed(log, log.end)
 
     def dispatch(self) -> None:
         """Hand out what arrived since the last call, then keep the length limits."""
@@ -609,7 +625,7 @@ class Broker:
             source, lane.hidden_in = lane.hidden_in, None
             if source is not None:
                 assert isinstance(source, PartitionLog)
-                await self._committed(source, source.end)
+                await self.wait_committed(source, source.end)
 
     # -- dead letters -------------------------------------------------------------------------------------------
 
@@ -688,6 +704,7 @@ class Broker:
                     nursery.start_soon(self._expiry.run)
                     nursery.start_soon(self._keep_journal)
                     nursery.start_soon(self._keep_streams)
+                    nursery.start_soon(self.releases.run)
         finally:
             self._ended.set()
 
@@ -793,7 +810,7 @@ class Broker:
         for done in waiting:
             await done.wait()
 
-    async def _committed(self, log: PartitionLog, end: int) -> None:
+    async def wait_committed(self, log: PartitionLog, end: int) -> None:
         """Wait until the log is committed up to here."""
         done = trio.Event()
         log.when_committed(end, done.set)

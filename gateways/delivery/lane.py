@@ -14,7 +14,7 @@ Invariant: floor <= every unsettled sequence < next_seq; ready_count + unacked_c
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
@@ -226,9 +226,12 @@ class Lane:
         self._anchors: list[_Anchor] = []
         # For each log, the offset up to which this lane has taken its records in.
         self.applied: dict[Source, int] = {}
-        # Sequences below this came from the journal. Their extents are never lengthened nor folded: part of them may
-        # be settled, or not have outlived a crash, so what comes later must not be counted among them.
-        self._restored_below = 0
+        # Sequences below this came from the journal, or were copied or are being copied (release.py). Their extents are
+        # never lengthened nor folded: part of them may be settled, or not have outlived a crash, so what comes later
+        # must not be counted among them.
+        self._fixed_below = 0
+        # Some records lie elsewhere than when they were handed out.
+        self._has_moved = False
         self._backlog_fold_at = self._arrivals_trim_at = EXTENTS_MAX
 
     # -- arrivals -----------------------------------------------------------------------------------------------
@@ -271,7 +274,7 @@ class Lane:
         # Copies are told of once they are safe; others may have arrived behind them meanwhile.
         self.applied[source] = max(end, self.applied.get(source, 0)) if exact else end
         arrivals = self._arrivals
-        if self._lengthen(arrivals, count, source, first, end, exact):
+        if self._lengthen(arrivals, seq, count, source, first, end, exact):
             return
         arrivals.append(Extent(seq, count, source, first, end, exact=exact))
         if len(arrivals) > self._arrivals_trim_at:
@@ -282,12 +285,14 @@ class Lane:
             )
             self._arrivals_trim_at = len(self._arrivals) + EXTENTS_MAX
 
-    def _lengthen(self, extents: deque[Extent], count: int, source: Source, first: int, end: int, exact: bool) -> bool:
+    def _lengthen(
+        self, extents: deque[Extent], seq: int, count: int, source: Source, first: int, end: int, exact: bool
+    ) -> bool:
         """Let the newest extent take these in, if they follow it in the same log and not too far away."""
         if not extents:
             return False
         newest = extents[-1]
-        if newest.source is not source or newest.seq < self._restored_below:
+        if newest.source is not source or newest.seq < self._fixed_below or newest.seq + newest.count != seq:
             return False
         if newest.exact is not exact or not 0 <= first - newest.end <= (0 if exact else EXTENT_GAP_MAX):
             return False
@@ -297,7 +302,7 @@ class Lane:
 
     def _extend_backlog(self, seq: int, count: int, source: Source, first: int, end: int, exact: bool = False) -> None:
         backlog = self._backlog
-        if self._lengthen(backlog, count, source, first, end, exact):
+        if self._lengthen(backlog, seq, count, source, first, end, exact):
             return
         backlog.append(Extent(seq, count, source, first, end, exact=exact))
         if len(backlog) > self._backlog_fold_at:
@@ -311,8 +316,8 @@ class Lane:
         part: dict[Source, int] = {}
         kept: deque[Extent] = deque()
         for extent in self._backlog:
-            # Those of the journal have their places in the order already.
-            if extent.seq < self._restored_below:
+            # These have their places in the order already.
+            if extent.seq < self._fixed_below:
                 kept.append(extent)
                 continue
             source = extent.source
@@ -378,9 +383,16 @@ class Lane:
             self._lose(gone.seq, gone.seq + lost)
             return False
         batch = first.loaded()
+        inside = batch.count - first.index
+        if inside < first.count:
+            # Copies of neighbours may lie in two batches.
+            returned.insert(0, first.split(inside))
+            first.batch = None
         # Neighbours that came back one by one share what was read.
         for other in islice(returned, 1, None):
-            if other.source is not first.source or not 0 <= other.offset - batch.base_offset < batch.span:
+            if other.source is not first.source or other.offset < batch.base_offset:
+                break
+            if other.offset + other.count > batch.next_offset:
                 break
             other.batch, other.index = batch, batch.index_of(other.offset)
         return True
@@ -515,8 +527,9 @@ class Lane:
         """The same for records that nobody saw."""
         self.unacked_count -= stretch.count
         self.ready_count += stretch.count
-        place = bisect_left(self._returned, stretch.seq, key=_sequence)
-        self._returned.insert(place, stretch)
+        for part in self._placed(stretch):
+            place = bisect_left(self._returned, part.seq, key=_sequence)
+            self._returned.insert(place, part)
 
     def drop_head(self, count: int) -> Iterator[Stretch]:
         """Take from the head what must leave, visible or not; the caller settles."""
@@ -567,14 +580,45 @@ class Lane:
         keep = bisect_right(anchors, floor, key=_sequence) - 1
         if keep > 0:
             del anchors[:keep]
-        if arrivals and anchors:
-            head, anchor = arrivals[0], anchors[0]
-            seq = min(floor, anchor.end)
-            offset = anchor.offset + seq - anchor.seq
-            if anchor.source is head.source and head.seq < seq and head.first < offset <= head.end:
-                head.count -= seq - head.seq
-                head.seq, head.first = seq, offset
+        if arrivals:
+            self.advance(arrivals[0], floor)
+            if len(arrivals) > 1 and self.settled.count:
+                self._pass_over_settled()
         return list(arrivals)
+
+    def _pass_over_settled(self) -> None:
+        """Of each log, let go of what is settled before the first record that is not: nobody looks for it again."""
+        seen: set[Source] = set()
+        settled: set[Extent] = set()
+        for extent in self._arrivals:
+            if extent.source in seen:
+                continue
+            first = self.first_unsettled(extent.seq, extent.seq + extent.count)
+            if first is None:
+                settled.add(extent)
+            else:
+                seen.add(extent.source)
+                self.advance(extent, first)
+        if settled:
+            self._arrivals = deque(one for one in self._arrivals if one not in settled)
+
+    def advance(self, extent: Extent, seq: int) -> None:
+        """Let an extent begin with this sequence or, if that one's place is not known, as near before it as can be."""
+        first = extent.first
+        if extent.exact:
+            seq = max(min(seq, extent.seq + extent.count), extent.seq)
+            first += seq - extent.seq
+        else:
+            place = bisect_right(self._anchors, seq, key=_sequence) - 1
+            if place < 0:
+                return
+            anchor = self._anchors[place]
+            seq = min(seq, anchor.end)
+            first = anchor.offset + seq - anchor.seq
+            if anchor.source is not extent.source or seq <= extent.seq or not extent.first < first <= extent.end:
+                return
+        extent.count -= seq - extent.seq
+        extent.seq, extent.first = seq, first
 
     def spans(self, batch: RecordBatch, first: int, last: int) -> Iterable[tuple[int, int]]:
         """The index ranges of a batch that belong here."""
@@ -584,7 +628,7 @@ class Lane:
         self, next_seq: int, floor: int, settled: Iterable[tuple[int, int]], arrivals: Iterable[Extent]
     ) -> None:
         """Take up a journalled state: everything unsettled is ready, and in the backlog."""
-        self.next_seq = self._restored_below = self.offered_below = next_seq
+        self.next_seq = self._fixed_below = self.offered_below = next_seq
         self.floor = floor
         for first, end in settled:
             self.settled.add(first, end)
@@ -604,6 +648,138 @@ class Lane:
         for one in self.arrivals():
             lowest[one.source] = min(one.first, lowest.get(one.source, one.first))
         return lowest
+
+    # -- moving to another log ----------------------------------------------------------------------------------
+
+    def unsettled(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts (first, end) of a range of sequences that are ready or unacked."""
+        return self.settled.missing(max(first, self.floor), end)
+
+    def first_unsettled(self, first: int, end: int) -> int | None:
+        return next((low for low, _high in self.unsettled(first, end)), None)
+
+    def count_unsettled(self, source: Source) -> int:
+        """How many records of a log are ready or unacked."""
+        return sum(
+            high - low
+            for one in self._arrivals
+            if one.source is source
+            for low, high in self.unsettled(one.seq, one.seq + one.count)
+        )
+
+    def extents_in(self, source: Source, end: int) -> list[Extent]:
+        """Where unsettled records below this offset of a log are to be looked for; the caller's own."""
+        return [
+            one.copy()
+            for one in self.arrivals()
+            if one.source is source
+            and one.first < end
+            and self.first_unsettled(one.seq, one.seq + one.count) is not None
+        ]
+
+    def hold_places(self) -> int:
+        """Whatever arrived until now keeps its sequence until it is settled; returns the next sequence."""
+        self._fixed_below = self.next_seq
+        return self.next_seq
+
+    def move(
+        self,
+        source: Source,
+        end: int,
+        below: int,
+        target: Source,
+        moved: Iterable[tuple[int, int, int]],
+        rests: Sequence[Extent],
+    ) -> None:
+        """Records of a log, with offsets below `end` and sequences below `below`, lie in another one from now on.
+
+        `moved` has (sequence, count, offset in the target) for all that are unsettled; `rests` what is at `end` or
+        behind it of extents that begin before it.
+        """
+        copies = [
+            Extent(low, high - low, target, offset + low - seq, offset + high - seq, exact=True)
+            for seq, count, offset in moved
+            for low, high in self.unsettled(seq, seq + count)
+        ]
+        self._has_moved = True
+        if copies:
+            self.applied[target] = max(copies[-1].end, self.applied.get(target, 0))
+
+        def leaves(one: Extent) -> bool:
+            return one.source is source and one.seq < below and one.first < end
+
+        stays = [one for one in self._arrivals if not leaves(one)]
+        # An extent that was passed over as far as its rest meanwhile speaks for itself.
+        begun = [one.seq for one in stays if one.source is source and one.seq < below]
+        left = [one.copy() for one in rests if not any(0 <= seq - one.seq < one.count for seq in begun)]
+        self._arrivals = deque(sorted((*stays, *copies, *left), key=_sequence))
+        parts = sorted((*copies, *rests), key=_sequence)
+        backlog: deque[Extent] = deque()
+        for one in self._backlog:
+            backlog.extend(_within(one, parts) if leaves(one) else (one,))
+        self._backlog = backlog
+        self._move_ready(source, end, below)
+
+    def _move_ready(self, source: Source, end: int, below: int) -> None:
+        """What is in memory is read again from where it lies now; its order is that of the sequences, as before."""
+
+        def leaves(one: Stretch) -> bool:
+            return one.source is source and one.seq < below and one.offset < end
+
+        window = _Window()
+        leaving = []
+        for stretch in self._ready:
+            if leaves(stretch):
+                leaving.append(stretch)
+            else:
+                window.append(stretch, stretch.loaded())
+        if leaving:
+            self._window, self._ready = window, window.stretches
+        if leaving or any(map(leaves, self._returned)):
+            parts = [part for one in (*leaving, *self._returned) for part in self._placed(one)]
+            self._returned = sorted(parts, key=_sequence)
+
+    def _placed(self, stretch: Stretch) -> Iterator[Stretch]:
+        """A stretch as it was handed out, in pieces that are neighbours where they lie now."""
+        while self._has_moved and stretch.count:
+            place = bisect_right(self._arrivals, stretch.seq, key=_sequence) - 1
+            extent = self._arrivals[place] if place >= 0 else None
+            if extent is None or not extent.exact or stretch.seq >= extent.seq + extent.count:
+                break
+            offset = extent.first + stretch.seq - extent.seq
+            inside = min(stretch.count, extent.seq + extent.count - stretch.seq)
+            if extent.source is stretch.source and offset == stretch.offset and inside == stretch.count:
+                break
+            part = stretch.split(inside)
+            if (part.source, part.offset) != (extent.source, offset):
+                part.source, part.offset, part.batch = extent.source, offset, None
+            yield part
+        if stretch.count:
+            yield stretch
+
+    def in_batches(self, stretch: Stretch) -> Iterator[Stretch]:
+        """A stretch as it was handed out, in pieces that can be loaded."""
+        if not self._has_moved:
+            yield stretch
+            return
+        for part in self._placed(stretch):
+            while (inside := part.loaded().count - part.index) < part.count:
+                yield part.split(inside)
+                part.batch = None
+            yield part
+
+
+def _within(extent: Extent, parts: Sequence[Extent]) -> Iterator[Extent]:
+    """The unsettled records of an extent by where they lie now; `parts` are in the order of their sequences."""
+    end = extent.seq + extent.count
+    for part in islice(parts, max(bisect_right(parts, extent.seq, key=_sequence) - 1, 0), None):
+        if part.seq >= end:
+            return
+        low, high = max(part.seq, extent.seq), min(part.seq + part.count, end)
+        if low < high:
+            first = part.first + low - part.seq if part.exact else part.first
+            last = first + high - low if part.exact else min(part.end, extent.end)
+            yield Extent(low, high - low, part.source, first, last, exact=part.exact)
 
 
 def spans_of(batch: RecordBatch, first: int, last: int, view_id: int) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ which dead-letters it or drops it. Those who only read are beside all that (read
 Invariant (Q1): arrived = ready + unacked + settled, each counted once.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -308,14 +309,18 @@ class Queue:
                 return
 
     def _let_go(self, stretch: Stretch, reason: Reason) -> None:
+        parts = deque(stretch.lane.in_batches(stretch))
         try:
-            self._transfer(self, stretch, reason)
+            while parts:
+                self._transfer(self, parts[0], reason)
+                parts.popleft()
         except DiskFull:
             # What found no room elsewhere stays here.
-            if stretch.count:
-                if self.settings.length_bytes_max is not None:
-                    self.byte_count += _byte_count(stretch)
-                stretch.lane.put_back(stretch)
+            for part in parts:
+                if part.count:
+                    if self.settings.length_bytes_max is not None:
+                        self.byte_count += _byte_count(part)
+                    part.lane.put_back(part)
             raise
 
     def _leave(self, stretch: Stretch) -> None:
@@ -553,9 +558,10 @@ class Queue:
             if limit is not None and failed and stretch.failures >= limit:
                 self._let_go(stretch, Reason.DELIVERY_LIMIT)
                 continue
-            if self.settings.length_bytes_max is not None:
-                self.byte_count += _byte_count(stretch)
-            stretch.lane.give_back(stretch, failed=failed)
+            for part in (stretch,) if self.settings.length_bytes_max is None else stretch.lane.in_batches(stretch):
+                if self.settings.length_bytes_max is not None:
+                    self.byte_count += _byte_count(part)
+                part.lane.give_back(part, failed=failed)
         self._changed(self)
 
     def purge(self) -> int:

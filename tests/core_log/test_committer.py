@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from headrace.core_log.config import DirectoryConfig, LogConfig
+from headrace.core_log.config import DirectoryConfig, Durability, LogConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import Poisoned
@@ -289,6 +289,21 @@ async def test_x5_os_stream_on_a_full_disk_is_tried_again_without_another_publis
         bench.storage.capacity_bytes = None
         await trio.sleep(5)
     assert bench.told == ["first", "x" * 100_000]
+
+
+@pytest.mark.parametrize("durability", ["sync", "interval", "os"])
+async def test_whoever_asks_for_it_gets_a_log_synced_whatever_it_promises(
+    autojump_clock: MockClock, durability: Durability
+) -> None:
+    bench = Bench(interval_ms=1_000_000)
+    (log,) = bench.logs(1, LogConfig(durability=durability))
+    async with bench.running():
+        append(log, b"first")
+        await bench.committer.synced(log)
+        append(log, b"second")
+        await bench.committer.synced(log)
+        assert bench.left() == [[b"first", b"second"]]
+        await bench.committer.synced(log)
 
 
 async def test_flush_waits_for_urgent_and_lazy_records_and_for_a_group_under_way(autojump_clock: MockClock) -> None:

@@ -194,9 +194,12 @@ def test_same_stream_id_is_not_found_in_the_trash() -> None:
 # -- maintenance
 
 
-def filled(storage: MemoryStorage, config: LogConfig, *, removal_delay_ms: int = 60_000) -> LogDirectory:
+def filled(
+    storage: MemoryStorage, config: LogConfig, *, removal_delay_ms: int = 60_000, recycled_count_max: int = 8
+) -> LogDirectory:
     """One partition with five segments."""
-    directory = open_directory(storage, config=DirectoryConfig(removal_delay_ms=removal_delay_ms))
+    limits = DirectoryConfig(removal_delay_ms=removal_delay_ms, recycled_count_max=recycled_count_max)
+    directory = open_directory(storage, config=limits)
     (log,) = create_logs(directory, 1, config)
     for number in range(5):
         log.append([b"k%d" % number], [b""], [bytes(700)], timestamp_us=directory.env.clock.wall_us())
@@ -241,6 +244,19 @@ def test_removed_segments_are_kept_for_readers_and_then_recycled(monkeypatch: py
         append(log, bytes(700))
         commit(directory, log)
     assert len(storage.list("recycled")) == 4
+
+
+def test_removed_segments_that_the_pool_has_no_room_for_go_at_once_and_leave_their_readers_alone() -> None:
+    storage = MemoryStorage()
+    directory = filled(storage, SMALL, recycled_count_max=2)
+    (log,) = directory.streams[UUID(int=1)].partitions
+    reader = log.segments[0].file
+    before = reader.read(0, 1000)
+    log.delete_before(log.high_watermark)
+    commit(directory, log)
+    drive(directory.maintain())
+    assert len([name for name in storage.list(log.folder) if name.endswith(".removed")]) == 2
+    assert reader.read(0, 1000) == before
 
 
 def test_removed_segments_of_an_earlier_life_are_recycled_too() -> None:

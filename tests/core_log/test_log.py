@@ -442,6 +442,16 @@ def test_committed_delete_survives_and_frees_its_segments() -> None:
     assert set(values_of(log)) == {3, 4}
 
 
+def test_bytes_from_an_offset_on_are_those_of_the_segments_that_hold_it_or_later_ones() -> None:
+    disk = Disk()
+    for number in range(5):
+        disk.write(b"%d" % number * 700)
+    log = disk.log
+    sizes = [segment.end_position for segment in log.segments]
+    assert [log.bytes_from(offset) for offset in range(6)] == [sum(sizes[offset:]) for offset in range(6)]
+    assert log.bytes_from(0) == log.byte_count
+
+
 def test_uncommitted_delete_takes_no_file_with_it() -> None:
     disk = Disk()
     for number in range(5):

@@ -21,14 +21,15 @@ from headrace.controller.passwords import HashCost
 from headrace.controller.service import MetadataService
 from headrace.controller.store import MemoryStore
 from headrace.controller.table import Table
-from headrace.core_log.config import DirectoryConfig
+from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.record import PERSISTENT, Protocol
+from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.gateways.amqp.deaths import stamp
 from headrace.gateways.amqp.settings import settings_of
-from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.broker import RELEASE_BYTES_MIN, Broker
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import UNLIMITED, Queue
 from headrace.gateways.delivery.vhost import VirtualHost
@@ -106,12 +107,20 @@ class Taker:
 class House:
     """What outlives a restart: the disk and the metadata."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(
+        self, seed: int = 1, *, log_config: LogConfig | None = None, release_bytes_min: int = RELEASE_BYTES_MIN
+    ) -> None:
         self.clock = Clock()
         self.random = Random(seed)
-        self.storage = MemoryStorage()
+        # May be replaced between two brokers.
+        self.storage: Storage = MemoryStorage()
         self.store = MemoryStore(UUID(int=seed))
-        self.env = Env(clock=self.clock, storage=self.storage, worker=Here(), ids=Ids(self.random), random=self.random)
+        self.log_config = log_config
+        self.release_bytes_min = release_bytes_min
+
+    @property
+    def env(self) -> Env:
+        return Env(clock=self.clock, storage=self.storage, worker=Here(), ids=Ids(self.random), random=self.random)
 
     @asynccontextmanager
     async def broker(self, *, clean: bool = True) -> AsyncIterator["Running"]:
@@ -123,14 +132,24 @@ class House:
 
     @asynccontextmanager
     async def _broker(self, clean: bool) -> AsyncIterator["Running"]:
+        env = self.env
         metadata = MetadataService(
-            lambda: self.store, new_uuid=self.env.ids.uuid, hash_cost=HashCost(memory_kib=8, passes=1)
+            lambda: self.store, new_uuid=env.ids.uuid, hash_cost=HashCost(memory_kib=8, passes=1)
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(metadata.run)
             await metadata.seed(Definitions())
-            directory = await LogDirectory.open(self.env, DirectoryConfig(), clean=clean)
-            broker = Broker(self.env, directory, metadata, settings_of=settings_of, stamp=stamp, clean=clean)
+            directory = await LogDirectory.open(env, DirectoryConfig(), clean=clean)
+            broker = Broker(
+                env,
+                directory,
+                metadata,
+                settings_of=settings_of,
+                stamp=stamp,
+                clean=clean,
+                log_config=self.log_config,
+                release_bytes_min=self.release_bytes_min,
+            )
             await broker.load()
             metadata.listen(broker.metadata_changed)
             broker.on_ready = broker.dispatch

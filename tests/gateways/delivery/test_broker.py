@@ -36,6 +36,7 @@ from headrace.gateways.delivery import lane as lanes
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue
+from headrace.gateways.delivery.release import Release
 
 from .logs import Clock, env_on
 
@@ -645,8 +646,10 @@ class Walk:
     # -- steps --------------------------------------------------------------------------------------------------
 
     async def step(self) -> None:
-        kind = self.random.randrange(20)
-        if kind < 8:
+        kind = self.random.randrange(21)
+        if kind == 20:
+            await self.release()
+        elif kind < 8:
             self.publish()
         elif kind < 12:
             self.settle()
@@ -670,6 +673,22 @@ class Walk:
             self.machine.clock.now_us += 1_000_000
             await self.running.maintain()
             await self.running.broker._drop_retired()
+
+    async def release(self) -> None:
+        """Some queue's unsettled records of some log are copied into its own; perhaps that gets no further."""
+        queue = self.running.queue(self.random.choice(QUEUES))
+        sources = [
+            log for log in self.running.logs if log.segments and any(log in lane.applied for lane in queue.lanes)
+        ]
+        if not sources:
+            return
+        release = Release(queue.lanes, self.random.choice(sources))
+        if self.random.random() < 0.3:
+            self.running.nursery.start_soon(self.running.broker.releases._carry_out, queue, "/", release)
+            for _ in range(self.random.randrange(8)):
+                await trio.lowlevel.checkpoint()
+        else:
+            await self.running.broker.releases._carry_out(queue, "/", release)
 
     async def replace_exchange(self) -> None:
         """The same name again is another exchange; what went through the old one stays where it is."""
@@ -806,7 +825,10 @@ class Walk:
                 self._check_order(name, found)
             (log_of, end_of) = ({one.value: one.log for one in records}, {one.value: one.end for one in records})
             by_stream = {log.stream_id: log for log in self.running.logs}
-            self.known[name] = [Known(value, by_stream[log_of[value].stream_id], end_of[value]) for value in found]
+            # A log may be gone when everything was copied out of it.
+            self.known[name] = [
+                Known(value, by_stream.get(log_of[value].stream_id, log_of[value]), end_of[value]) for value in found
+            ]
 
     def _check_order(self, name: str, found: list[bytes]) -> None:
         """Along each log; over several logs only the journal knows, and it may not have been written."""

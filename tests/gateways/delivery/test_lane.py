@@ -12,7 +12,9 @@ from headrace.core_log.config import LogConfig
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import RecordBatch
 from headrace.gateways.delivery import lane as lanes
+from headrace.gateways.delivery import release as releases
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
+from headrace.gateways.delivery.release import Release
 
 from .logs import Logs, commit
 
@@ -94,11 +96,14 @@ class Walk:
     logs: list[PartitionLog] = field(default_factory=list)
     known: list[Known] = field(default_factory=list)
     held: list[tuple[Stretch, list[Known]]] = field(default_factory=list)
+    # Logs that only copies are written to.
+    others: list[PartitionLog] = field(default_factory=list)
     number: int = 0
 
     def __post_init__(self) -> None:
         shared = Logs(self.random.randrange(1 << 30), tail_bytes=self.random.choice((500, 4000, 100_000)))
         self.logs = [shared.create() for _ in range(self.random.choice((1, 2, 3)))]
+        self.shared = shared
         self.lane = new_lane()
 
     def run(self, steps: int) -> None:
@@ -116,6 +121,7 @@ class Walk:
             self.purge: self.random.choice((0, 0, 2)),
             self.restart: self.random.choice((0, 1, 2)),
             self.retain: self.random.choice((0, 0, 1)),
+            self.move: self.random.choice((0, 1, 3)),
         }
         for step in self.random.choices(list(kinds), list(kinds.values()), k=steps):
             step()
@@ -250,7 +256,7 @@ class Walk:
                 one.state = State.SETTLED
 
     def restart(self) -> None:
-        for log in self.logs:
+        for log in (*self.logs, *self.others):
             commit(log)
         self.lane = restarted(self.lane)
         self.held.clear()
@@ -261,10 +267,43 @@ class Walk:
 
     def retain(self) -> None:
         """Retention (or a truncation) takes what lies before some offset, wanted or not."""
-        log = self.random.choice(self.logs)
+        log = self.random.choice((*self.logs, *self.others))
         commit(log)
         log.delete_before(self.random.randint(int(log.log_start), int(log.high_watermark)))
         commit(log)
+
+    def move(self) -> None:
+        """What is unsettled of a log is copied to the end of another, or of the same; the lane is used meanwhile."""
+        source = self.random.choice((*self.logs, *self.others))
+        commit(source)
+        if len(source.segments) < 2:
+            return
+        target = self.random.choice((*self.logs, self._other()) if self.total_order else (self._other(),))
+        release = Release([self.lane], source)
+        release.begin(target, b"x")
+        meanwhile = (self.publish, self.copy, self.take, self.settle, self.give_back, self.drop_head, self.purge)
+        while (found := release.read()) is not None:
+            for one in found:
+                release.copy(one)
+            self.random.choices((*meanwhile, self.commit), (5, 1, 5, 5, 5, 1, 1, 3))[0]()
+            self.check()
+        commit(target)
+        if release.has_lost:
+            return
+        release.finish()
+        by_value = {one.value: one for one in self.known}
+        for moved in release._moves[0].moved:
+            offset = moved.offset
+            while offset < moved.offset + moved.count:
+                for run in target.read(offset, end=moved.offset + moved.count):
+                    for index in range(run.first, run.last):
+                        one = by_value[run.batch.values[index]]
+                        one.source, one.offset = target, run.batch.offset_at(index)
+                    offset = run.batch.next_offset
+
+    def _other(self) -> PartitionLog:
+        self.others.append(self.shared.create())
+        return self.others[-1]
 
     # -- checks -------------------------------------------------------------------------------------------------
 
@@ -299,6 +338,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.setattr(lanes, "TAKE_BYTES", 200)
         monkeypatch.setattr(lanes, "ANCHORS_MAX", 3)
         monkeypatch.setattr(lanes, "EXTENT_GAP_MAX", 3)
+        monkeypatch.setattr(releases, "SLICE_BYTES", 1)
     return str(request.param)
 
 
