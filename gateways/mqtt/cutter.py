@@ -291,9 +291,13 @@ class PacketCutter:
                 size = data[pos + 1]
                 body = pos + 2
                 if size > 127:
-                    body, size = _remaining_length(data, pos, version)
-                    if not body:
-                        break
+                    size = size & 127 | data[body] << 7
+                    body += 1
+                    # Two bytes, and not one too many, or the slower way. The call costs 0.4 us.
+                    if not 128 <= size < 16_384:
+                        body, size = _remaining_length(data, pos, version)
+                        if not body:
+                            break
                 stop = body + size
                 if stop > end or stop - pos > limit:
                     break

@@ -7,9 +7,10 @@ Neighbours: packets.py, properties.py, fields.py below; cutter.py is the other d
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import TypeAlias, TypeVar
+from operator import add
+from typing import TypeVar
 
 from headrace.gateways.mqtt.fields import U16, encode_binary, encode_text, encode_u16, encode_varint
 from headrace.gateways.mqtt.packets import (
@@ -42,6 +43,7 @@ from headrace.gateways.mqtt.reasons import (
 )
 
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 PINGREQ = b"\xc0\x00"
 PINGRESP = b"\xd0\x00"
@@ -206,8 +208,6 @@ def _some(items: tuple[_T, ...]) -> tuple[_T, ...]:
 
 # ---- runs ----------------------------------------------------------------------------------------------------------
 
-_Shape: TypeAlias = tuple[bytes, bytes, int]  # topic, blob, octets of the payload
-
 _ACK_HEADS = {
     PacketType.PUBACK: 0x4002,
     PacketType.PUBREC: 0x5002,
@@ -246,41 +246,65 @@ def encode_publish_run(
     has_ids = first_byte & 6 != 0
     if len(packet_ids) != (count if has_ids else 0) or 0 in packet_ids:
         raise ValueError(f"{len(packet_ids)} packet identifiers, none of them 0, for {count} packets")
-    shapes = _Shapes(first_byte, version, 2 if has_ids else 0)
-    alike = topics.count(topics[0]) == count and properties.count(properties[0]) == count
-    if alike and not has_ids and len(set(map(len, payloads))) == 1:
-        # One shape for all: the head is what joins the payloads. 0.03 us per packet against 0.2.
-        front, behind = shapes[topics[0], properties[0], len(payloads[0])]
-        head = front + behind
-        return head + head.join(payloads)
-    if alike:
-        keys = zip(repeat(topics[0]), repeat(properties[0]), map(len, payloads))
+    v5 = version is Version.V5
+    heads = _HEADS.get(first_byte)
+    if heads is None:
+        raise ValueError(f"no PUBLISH begins with {first_byte:#04x}")
+    topic, blob = topics[0], properties[0]
+    if topics.count(topic) == count and (not v5 or properties.count(blob) == count):
+        name, tail = _NAMES[topic], _BLOBS[blob] if v5 else b""
+        fixed = len(name) + len(tail) + (2 if has_ids else 0)
+        sizes = [*map(len, payloads)]
+        if not has_ids and sizes.count(sizes[0]) == count:
+            # One head for all: it is what joins the payloads. 0.04 us per packet, against 0.3.
+            head = heads[fixed + sizes[0]] + name + tail
+            return head + head.join(payloads)
+        by_size = {size: heads[fixed + size] + name for size in set(sizes)}
+        fronts = map(by_size.__getitem__, sizes)
+        tails: Iterable[bytes] = repeat(tail, count)
     else:
-        keys = zip(topics, properties, map(len, payloads), strict=True)
-    ends = [*map(shapes.__getitem__, keys)]
+        names = [*map(_NAMES.__getitem__, topics)]
+        tails = [*map(_BLOBS.__getitem__, properties)] if v5 else [b""] * count
+        fixed = 2 if has_ids else 0
+        columns = zip(names, tails, payloads, strict=True)
+        fronts = map(add, [heads[fixed + len(n) + len(t) + len(p)] for n, t, p in columns], names)
     parts: list[bytes] = [b""] * (4 * count)
-    parts[0::4], parts[2::4] = zip(*ends, strict=True)
+    parts[0::4] = fronts
     if has_ids:
         parts[1::4] = map(U16.pack, packet_ids)
+    parts[2::4] = tails
     parts[3::4] = payloads
     return b"".join(parts)
 
 
-class _Shapes(dict[_Shape, tuple[bytes, bytes]]):
-    """What stands before and behind the packet identifier, for each shape of a packet that a run has."""
+class _Encoded(dict[_K, bytes]):
+    """Computes what it does not hold. Full means start again; what is long is not kept."""
 
-    def __init__(self, first_byte: int, version: Version, id_bytes: int) -> None:
-        self._first_byte = bytes((first_byte,))
-        self._v5 = version is Version.V5
-        self._id_bytes = id_bytes
+    def __init__(self, encode: Callable[[_K], bytes], count_max: int = 16_384, bytes_max: int = 256) -> None:
+        self._encode = encode
+        self._count_max = count_max
+        self._bytes_max = bytes_max
 
-    def __missing__(self, shape: _Shape) -> tuple[bytes, bytes]:
-        topic, blob, payload_bytes = shape
-        name = encode_binary(topic)
-        behind = encode_varint(len(blob)) + blob if self._v5 else b""
-        size = len(name) + self._id_bytes + len(behind) + payload_bytes
-        found = self[shape] = self._first_byte + encode_varint(size) + name, behind
-        return found
+    def __missing__(self, key: _K) -> bytes:
+        encoded = self._encode(key)
+        if len(encoded) <= self._bytes_max:
+            if len(self) >= self._count_max:
+                self.clear()
+            self[key] = encoded
+        return encoded
+
+
+def _head_encoder(first_byte: int) -> Callable[[int], bytes]:
+    return lambda size: bytes((first_byte,)) + encode_varint(size)
+
+
+_NAMES: _Encoded[bytes] = _Encoded(encode_binary)
+_BLOBS: _Encoded[bytes] = _Encoded(lambda blob: encode_varint(len(blob)) + blob)
+# First byte -> remaining length -> both encoded.
+_HEADS: dict[int, _Encoded[int]] = {
+    first_byte: _Encoded(_head_encoder(first_byte), count_max=4096)
+    for first_byte in (0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D)
+}
 
 
 def encode_ack_run(kind: PacketType, packet_ids: Sequence[int]) -> bytes:

@@ -24,7 +24,7 @@ from headrace.gateways.mqtt.fields import (
 from headrace.gateways.mqtt.reasons import MqttError, PacketType, ReasonCode, Version, malformed, protocol_error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Properties:
     """All twenty-seven under their names in the standard, absent ones None. Intervals are in seconds."""
 
@@ -56,6 +56,10 @@ class Properties:
     wildcard_subscription_available: bool | None = None
     subscription_identifier_available: bool | None = None
     shared_subscription_available: bool | None = None
+
+    def __repr__(self) -> str:
+        named = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return f"Properties({', '.join(f'{name}={value!r}' for name, value in named if value not in (None, ()))})"
 
 
 NO_PROPERTIES = Properties()
@@ -236,58 +240,64 @@ class PublishScan(NamedTuple):
     topic_alias: int = 0  # 0: none
     # The payload says of itself that it is UTF-8; whoever checks that answers 0x99.
     payload_is_text: bool = False
-    # False: nothing inside concerns the broker. True: a user property named x-* or tag may be there; a decode tells.
+    # A user property begins with x- or tag: something inside may concern the broker, and a decode tells.
     interesting: bool = False
 
 
 NOTHING_SCANNED = PublishScan(b"")
+_OURS = (b"x-", b"tag")
 
 
 def scan(blob: bytes) -> PublishScan:
     """Check the properties of a PUBLISH from a client, without building them; refuses exactly what `decode` would."""
     expiry: int | None = None
     alias = alias_start = seen = 0
-    text = False
+    text = interesting = False
+    # Bytes that are all below 0x80 need no look at their UTF-8: what most clients send.
+    ascii_only = blob.isascii()
     pos = 0
     end = len(blob)
     try:
         while pos < end:
             identifier = blob[pos]
-            pos += 1
+            start = pos + 3
             if identifier == 0x26:
-                for _ in (0, 1):
-                    start = pos + 2
-                    pos = start + (blob[pos] << 8 | blob[pos + 1])
-                    raw = blob[start:pos]
-                    raw.decode("utf-8")
-                    if b"\0" in raw:
-                        raise _refusal(blob)
+                pos = start + (blob[pos + 1] << 8 | blob[pos + 2])
+                value = pos + 2
+                after = value + (blob[pos] << 8 | blob[pos + 1])
+                if blob.find(0, start, pos) >= 0 or blob.find(0, value, after) >= 0:
+                    raise _refusal(blob)
+                interesting = interesting or blob.startswith(_OURS, start, pos)
+                if not ascii_only:
+                    blob[start:pos].decode("utf-8")
+                    blob[value:after].decode("utf-8")
+                pos = after
                 continue
             if identifier > 0x23 or seen >> identifier & 1:
                 raise _refusal(blob)
             seen |= 1 << identifier
-            if identifier == 0x02:
-                (expiry,) = U32.unpack_from(blob, pos)
-                pos += 4
-            elif identifier in (0x03, 0x08, 0x09):
-                start = pos + 2
-                pos = start + (blob[pos] << 8 | blob[pos + 1])
-                if identifier != 0x09:
-                    raw = blob[start:pos]
-                    raw.decode("utf-8")
-                    if b"\0" in raw or (identifier == 0x08 and (not raw or b"+" in raw or b"#" in raw)):
-                        raise _refusal(blob)
-            elif identifier == 0x01:
-                if blob[pos] > 1:
+            if identifier == 0x09:
+                pos = start + (blob[pos + 1] << 8 | blob[pos + 2])
+            elif identifier == 0x02:
+                (expiry,) = U32.unpack_from(blob, pos + 1)
+                pos += 5
+            elif identifier == 0x03 or identifier == 0x08:
+                pos = start + (blob[pos + 1] << 8 | blob[pos + 2])
+                raw = blob[start:pos]
+                raw.decode("utf-8")
+                if b"\0" in raw or (identifier == 0x08 and (not raw or b"+" in raw or b"#" in raw)):
                     raise _refusal(blob)
-                text = blob[pos] == 1
-                pos += 1
-            elif identifier == 0x23:
-                alias_start = pos - 1
-                (alias,) = U16.unpack_from(blob, pos)
-                if not alias:
+            elif identifier == 0x01:
+                text = blob[pos + 1] == 1
+                if blob[pos + 1] > 1:
                     raise _refusal(blob)
                 pos += 2
+            elif identifier == 0x23:
+                alias_start = pos
+                (alias,) = U16.unpack_from(blob, pos + 1)
+                if not alias:
+                    raise _refusal(blob)
+                pos += 3
             else:
                 raise _refusal(blob)
     except (IndexError, ValueError, struct.error):
@@ -295,7 +305,6 @@ def scan(blob: bytes) -> PublishScan:
     # Whatever read past the end moved past it too.
     if pos != end:
         raise _refusal(blob)
-    interesting = b"x-" in blob or b"tag" in blob
     stored = blob[:alias_start] + blob[alias_start + 3 :] if alias else blob
     return PublishScan(stored, expiry, alias, text, interesting)
 

@@ -48,7 +48,7 @@ ENDING = {"reason_string": TEXT, "user_properties": BLOBS["user_properties"]}
 SIZES = {
     "session_expiry_interval": U32,
     "receive_maximum": PACKET_ID,
-    "maximum_packet_size": st.integers(1, 0xFFFF_FFFF),
+    "maximum_packet_size": st.integers(1, 268_435_455),
     "topic_alias_maximum": st.integers(0, 0xFFFF),
     "authentication_method": TEXT,
     "authentication_data": BINARY,
