@@ -13,7 +13,7 @@ from headrace.gateways.delivery.outbox import Outbox
 
 class Turn:
     def __init__(self, broker: Broker) -> None:
-        # True while somebody works through a read without awaiting.
+        # True while somebody works through a read without awaiting, and while a turn ends.
         self.running = False
         self._broker = broker
         self._to_flush: list[Outbox] = []
@@ -41,8 +41,13 @@ class Turn:
 
     def end(self) -> None:
         """Deliver what arrived and send what is to be sent."""
-        self._broker.dispatch()
-        while self._to_flush:
-            outboxes, self._to_flush = self._to_flush, []
-            for outbox in outboxes:
-                outbox.flush()
+        # What is noted meanwhile goes out with it: to wake the loop for it would cost a whole iteration per message.
+        self.running = True
+        try:
+            self._broker.dispatch()
+            while self._to_flush:
+                outboxes, self._to_flush = self._to_flush, []
+                for outbox in outboxes:
+                    outbox.flush()
+        finally:
+            self.running = False
