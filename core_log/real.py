@@ -5,12 +5,12 @@ The only file besides storage/disk.py that touches them. Neighbours: env.py says
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from random import Random
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -43,36 +43,69 @@ class SystemIds:
         return secrets.randbelow(2**64 - 1) + 1
 
 
+class _Seat:
+    """Where a thread waits for its next job."""
+
+    __slots__ = ("called", "job")
+
+    def __init__(self) -> None:
+        self.job: _Job
+        # Released while a job lies here.
+        self.called = Lock()
+        self.called.acquire()
+
+    def give(self, job: _Job) -> None:
+        self.job = job
+        self.called.release()
+
+
 class ThreadWorker:
     """Runs blocking calls in at most `threads_max` threads. A call that has begun is waited for, cancelled or not.
 
     Threads of its own rather than trio.to_thread: a group commit is one hop there and back, and at a low rate the hop
-    is most of its cost (A5-1k: 20 % less CPU per message, bench/amqp_throughput.py).
+    is most of its cost (A5-1k: 20 % less CPU per message, bench/amqp_throughput.py). A job wakes one thread, the one
+    that worked last, and no other: those that wait at one queue would be woken one after the other for each job, and
+    take the interpreter's lock from the loop to find nothing there.
     """
 
     def __init__(self, threads_max: int = 8) -> None:
         self._threads_max = threads_max
         self._thread_count = 0
-        self._busy_count = 0
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        # Held for both of these, which the loop and the threads share.
+        self._lock = Lock()
+        self._idle: list[_Seat] = []
+        self._waiting: deque[_Job] = deque()
 
     async def run(self, call: Callable[[], T]) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._busy_count += 1
-        if self._busy_count > self._thread_count < self._threads_max:
-            self._thread_count += 1
-            Thread(target=self._work, name=f"headrace-worker-{self._thread_count}", daemon=True).start()
-        self._jobs.put((call, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()))
-        try:
-            result: T = await trio.lowlevel.wait_task_rescheduled(lambda _raise_cancel: trio.lowlevel.Abort.FAILED)
-        finally:
-            self._busy_count -= 1
+        self._hand_over((call, trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()))
+        result: T = await trio.lowlevel.wait_task_rescheduled(lambda _raise_cancel: trio.lowlevel.Abort.FAILED)
         return result
 
-    def _work(self) -> None:
+    def _hand_over(self, job: _Job) -> None:
+        with self._lock:
+            if self._idle:
+                self._idle.pop().give(job)
+            elif self._thread_count < self._threads_max:
+                self._thread_count += 1
+                seat = _Seat()
+                seat.give(job)
+                name = f"headrace-worker-{self._thread_count}"
+                Thread(target=self._work, args=(seat,), name=name, daemon=True).start()
+            else:
+                self._waiting.append(job)
+
+    def _work(self, seat: _Seat) -> None:
         while True:
-            call, task, token = self._jobs.get()
+            seat.called.acquire()
+            call, task, token = seat.job
+            del seat.job
             result = outcome.capture(call)
+            with self._lock:
+                if self._waiting:
+                    seat.give(self._waiting.popleft())
+                else:
+                    self._idle.append(seat)
             # A run that has ended waits for nobody.
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(trio.lowlevel.reschedule, task, result)

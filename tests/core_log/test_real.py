@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import trio
+import trio.testing
 
 from headrace.core_log.real import SystemClock, SystemIds, ThreadWorker, real_env
 
@@ -63,6 +64,29 @@ async def test_worker_runs_no_more_calls_at_once_than_it_may() -> None:
         for _ in range(6):
             nursery.start_soon(worker.run, call)
     assert most == 2
+
+
+async def test_one_thread_does_all_that_comes_one_after_the_other_however_many_wait() -> None:
+    worker = ThreadWorker()
+    together = threading.Barrier(4)
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(worker.run, together.wait)
+    assert len({await worker.run(threading.get_ident) for _ in range(20)}) == 1
+
+
+async def test_calls_that_had_to_wait_are_run_in_the_order_they_came() -> None:
+    worker = ThreadWorker(threads_max=1)
+    go_on = threading.Event()
+    order: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run, go_on.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(5):
+            nursery.start_soon(worker.run, lambda number=number: order.append(number))  # type: ignore[misc]
+            await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+    assert order == [0, 1, 2, 3, 4]
 
 
 async def test_call_that_has_begun_is_finished_even_when_cancelled() -> None:
