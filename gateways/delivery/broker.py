@@ -129,6 +129,8 @@ class Broker:
         # Called when something became ready outside of a door's turn.
         self.on_ready: Callable[[], None] = lambda: None
         self.releases = Releases(self, release_bytes_min)
+        # Who hears of every append to a log, besides its views: (batch, first, last).
+        self.taps: dict[PartitionLog, Callable[[RecordBatch, int, int], None]] = {}
         self.timers = Timers(env.clock)
         self._expiry = Expiry(self.timers, env.clock, self._expired)
         self._running = trio.CancelScope()
@@ -139,7 +141,9 @@ class Broker:
         self._wake = trio.Event()
         self._stream_came = trio.Event()
         self.transient_log = self._internal(TRANSIENT_NAME, TRANSIENT_CONFIG)
-        self._views_log = self._internal(journal.STREAM_NAME, VIEWS_CONFIG)
+        # Logs that no view reads.
+        self._private: set[PartitionLog] = set()
+        self._views_log = self.private_log(journal.STREAM_NAME, VIEWS_CONFIG)
         self.transient_log.advanced.append(self._advanced)
         self.exchange_names[self.transient_log.stream_id] = b""
         directory.pinned_from = self._pinned_from
@@ -155,6 +159,12 @@ class Broker:
         spec = StreamSpec(id=self.env.ids.uuid(), name=name, kind="internal", config=config)
         return self.directory.create_now(spec).partitions[0]
 
+    def private_log(self, name: str, config: LogConfig) -> PartitionLog:
+        """A log of the broker's own that holds no messages; made if it is not there. Before `load`."""
+        log = self._internal(name, config)
+        self._private.add(log)
+        return log
+
     async def load(self) -> None:
         """Bring every durable queue back with exactly its unsettled records, in order."""
         snapshot = self.metadata.snapshot
@@ -166,6 +176,7 @@ class Broker:
             (stream.spec.id, log.partition): log
             for stream in self.directory.streams.values()
             for log in stream.partitions
+            if log not in self._private
         }
         for view_id, state in restored.views.items():
             queue = self._views.get(view_id)
@@ -175,8 +186,6 @@ class Broker:
         for queue in await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values())):
             self.note_change(queue)
         for log in logs.values():
-            if log is self._views_log:
-                continue
             self._journalled_ends[log] = restored.applied_to(log.stream_id, log.partition, 0)
             if self._journalled_ends[log] < log.end:
                 self._dirty_logs[log] = None
@@ -468,6 +477,7 @@ class Broker:
         attributes: int,
         expiry_us: int = 0,
         keys: Sequence[bytes] | None = None,
+        origin: int = 0,
     ) -> int | None:
         """Append records that share target, attributes and expiry; the views hear of them at once.
 
@@ -489,6 +499,7 @@ class Broker:
             attributes=attributes,
             expiry_us=expiry_us,
             route_set=target.route_set,
+            origin=origin,
         )
         assert appended.run is not None
         self._arrived(target, log, appended.run, expiry_us)
@@ -545,6 +556,9 @@ class Broker:
                 queue.timed = True
             to_dispatch[queue] = None
         self._dirty_logs[log] = None
+        tap = self.taps.get(log)
+        if tap is not None:
+            tap(run.batch, run.first, run.last)
 
     def _to_commit(self, log: PartitionLog, attributes: int) -> None:
         if attributes & PERSISTENT:

@@ -30,6 +30,8 @@ class Outbox:
         self.closed = False
         # Called when there is room again after it was full. It must put nothing in by itself: that is for a later turn.
         self.on_room: Callable[[], None] = lambda: None
+        # Called when the socket takes no more: `run` must run from now on.
+        self.on_blocked: Callable[[], None] = lambda: None
 
     @property
     def is_full(self) -> bool:
@@ -52,6 +54,7 @@ class Outbox:
         was_full = self.is_full
         if not self._send():
             self._full.set()
+            self.on_blocked()
         elif was_full:
             self.on_room()
 

@@ -450,6 +450,10 @@ class VirtualHost:
                 return self._broker.own_log(queue, self.name)
         return self._broker.transient_log if queues else None
 
+    def exchange_log(self, name: str) -> PartitionLog:
+        """The log of an exchange, made if nothing was ever published to it."""
+        return self._broker.log_of(self._streams[name], name, "exchange", self.name)
+
     def is_current(self, target: Target) -> bool:
         return self.router.is_current(target.route)
 
