@@ -50,8 +50,6 @@ _ACK = struct.Struct(">HH")
 
 # Fewer messages of one size than this are not worth the calls into numpy.
 _STRIDE_MIN = 16
-# Small reads held for one unfinished packet are joined at this many, so that their objects do not outweigh them.
-_HELD_MAX = 64
 
 
 @dataclass(slots=True)
@@ -134,8 +132,7 @@ class PacketCutter:
         self._scans = PublishScans() if scans is None else scans
         self._aliases: dict[int, bytes] = {}
         # Octets of an unfinished packet, and how many it takes to go on.
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._held = bytearray()
         self._wanted_bytes = 0
         # False for the rest of a read in which a guess at equal sizes failed, so that nobody can make us guess wrong
         # again and again.
@@ -144,34 +141,28 @@ class PacketCutter:
     @property
     def buffered_bytes(self) -> int:
         """What is held of an unfinished packet."""
-        return self._held_bytes
+        return len(self._held)
 
     def receive(self, data: bytes) -> list[Event]:
         """Cut everything that is complete; never raises for what a peer sent."""
         events: list[Event] = []
         if self.finished:
             return events
-        if self._held:
-            self._held.append(data)
-            self._held_bytes += len(data)
-            if self._held_bytes < self._wanted_bytes:
-                if len(self._held) == _HELD_MAX:
-                    self._held = [b"".join(self._held)]
+        held = self._held
+        if held:
+            held += data
+            if len(held) < self._wanted_bytes:
                 return events
-            data = b"".join(self._held)
+            data = bytes(held)
+            held.clear()
         self._guess_strides = True
         try:
-            pos, wanted = self._cut(events, data)
+            pos, self._wanted_bytes = self._cut(events, data)
         except MqttError as error:
             events.append(Violation(error))
             self.finished = True
-        if self.finished:
-            self._held = []
-            self._held_bytes = 0
-            return events
-        self._held = [data[pos:]] if pos < len(data) else []
-        self._held_bytes = len(data) - pos
-        self._wanted_bytes = wanted
+        if not self.finished and pos < len(data):
+            held += memoryview(data)[pos:]
         return events
 
     def _cut(self, events: list[Event], data: bytes) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from headrace.gateways.mqtt.fields import decode_text
 from headrace.gateways.mqtt.reasons import MqttError, ReasonCode, Version, protocol_error
 
-SHARE = "$share"
+SHARE = "$share/"
 TOPIC_BYTES_MAX = 65_535
 
 
@@ -41,7 +41,7 @@ def check_topic_filter(text: str, version: Version) -> SharedFilter | None:
     """Refuse an ill-formed filter; the two parts of a shared one, None for any other."""
     shared = None
     plain = text
-    if text == SHARE or text.startswith(SHARE + "/"):
+    if text.startswith(SHARE):
         shared = _shared(text)
         plain = shared.filter
     if not plain:
@@ -58,10 +58,15 @@ def check_topic_filter(text: str, version: Version) -> SharedFilter | None:
 
 def parse_filter(text: str) -> tuple[str | None, str]:
     """(group or None, the filter without `$share/<group>/`) of a filter that has passed `check_topic_filter`."""
-    if text.startswith(SHARE + "/"):
+    if text.startswith(SHARE):
         _, group, plain = text.split("/", 2)
         return group, plain
     return None, text
+
+
+def is_shared(text: str) -> bool:
+    """The same question of a filter that has passed `check_topic_filter`."""
+    return text.startswith(SHARE)
 
 
 def filter_matches(topic_filter: str, topic: str) -> bool:
@@ -113,7 +118,7 @@ class TopicNames:
 
 def _shared(text: str) -> SharedFilter:
     levels = text.split("/", 2)
-    if len(levels) < 2 or not levels[1]:
+    if not levels[1]:
         raise _invalid(f"a shared subscription has a name, not as in {text!r}", "MQTT-4.8.2-1")
     if len(levels) < 3 or "+" in levels[1] or "#" in levels[1]:
         text = f"a share name is followed by / and a filter and holds no wildcard, not as in {text!r}"

@@ -13,6 +13,7 @@ from headrace.gateways.mqtt.topics import (
     check_topic_filter,
     check_topic_name,
     filter_matches,
+    is_shared,
     parse_filter,
 )
 
@@ -96,6 +97,7 @@ def test_what_is_well_formed_here_is_well_formed_in_the_trie(text: str) -> None:
 def test_lawful_filters_pass(text: str) -> None:
     assert check_topic_filter(text, V5) is None
     assert parse_filter(text) == (None, text)
+    assert not is_shared(text)
 
 
 @given(SHARED)
@@ -103,20 +105,20 @@ def test_shared_filters_fall_into_two(text: str) -> None:
     shared = check_topic_filter(text, V5)
     assert shared is not None and f"$share/{shared.group}/{shared.filter}" == text
     assert parse_filter(text) == (shared.group, shared.filter)
+    assert is_shared(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["$share", "$share/", "$share//a", "$share/g", "$share/g/", "$share/+/a", "$share/a#/a"]
-)
+@pytest.mark.parametrize("text", ["$share/", "$share//a", "$share/g", "$share/g/", "$share/+/a", "$share/a#/a"])
 def test_ill_formed_shared_filter_is_refused(text: str) -> None:
     with pytest.raises(MqttError) as caught:
         check_topic_filter(text, V5)
     assert caught.value.code is ReasonCode.TOPIC_FILTER_INVALID
 
 
-@pytest.mark.parametrize("text", ["$sharexyz/a", "$SHARE/g/a", "a/$share/g"])
+@pytest.mark.parametrize("text", ["$share", "$sharexyz/a", "$SHARE/g/a", "a/$share/g"])
 def test_only_the_first_level_makes_a_filter_shared(text: str) -> None:
     assert check_topic_filter(text, V5) is None
+    assert not is_shared(text)
 
 
 def test_filter_of_a_share_may_begin_with_a_separator() -> None:
