@@ -15,6 +15,7 @@ from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.delivery.alarms import AlarmsConfig
 from headrace.gateways.delivery.limits import LimitsConfig
 from headrace.gateways.delivery.tls import NameFrom, TlsConfig
+from headrace.gateways.mqtt.config import MqttConfig
 from headrace.kinds import (
     DAY_MS,
     GIB,
@@ -31,6 +32,7 @@ from headrace.kinds import (
     Seconds,
     Share,
     Size,
+    Text,
 )
 from headrace.settings import ConfigError, load, parsed, section, setting
 
@@ -99,6 +101,11 @@ class StorageConfig:
     retention_bytes: int | None = setting(
         Size(KIB, unlimited=True), "size of a stream above which its oldest settled records may go", None
     )
+    release_bytes: int = setting(
+        Size(MIB),
+        "what a queue that needs little of it may hold of a stream before it gets copies instead",
+        GIB,
+    )
     tail_cache_bytes: int = setting(
         Size(MIB), "memory for the newest batches of all partitions, for readers near the end", 64 * MIB
     )
@@ -157,6 +164,56 @@ class AmqpSection:
             write_buffer_bytes=self.write_buffer_bytes,
             consumers_per_channel_max=self.consumers_per_channel_max,
             consumer_timeout_ms=self.consumer_timeout_ms,
+            allow_plaintext_auth=self.allow_plaintext_auth,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MqttSection:
+    allow_plaintext_auth: bool = setting(
+        Flag(), "let clients of other machines send passwords without TLS; over loopback they always may", False
+    )
+    anonymous_user: str = setting(
+        Text(blank=True),
+        "who a client without user name is; guest may come from this machine only; empty: all need a name",
+        "guest",
+    )
+    vhost: str = setting(Text(), "vhost of clients whose user name does not say `vhost:user`", "/")
+    keep_alive_s_max: int = setting(
+        Seconds(0, 65_535), "longest keep alive; clients that ask for more, or for none, get it; 0 for any", 0
+    )
+    packet_bytes_max: int = setting(Size(KIB, 256 * MIB), "largest packet; a larger one ends the connection", 128 * MIB)
+    receive_max: int = setting(Count(1, 65_535), "publishes with QoS 1 and 2 a client may have unanswered", 1_000)
+    inflight_max: int = setting(Count(1, 16_384), "unacknowledged deliveries of a session", 1_000)
+    topic_alias_max: int = setting(Count(0, 65_535), "topics a client may replace by numbers", 64)
+    session_expiry_s_max: int = setting(
+        Seconds(0, 0xFFFF_FFFE), "how long a session may outlive its connection; 0 for as long as the client asks", 0
+    )
+    subscriptions_max: int = setting(Count(1, 10_000_000), "subscriptions of one session", 10_000)
+    client_id_bytes_max: int = setting(Count(23, 65_535), "longest client identifier", KIB)
+    lossy_topics: bool = setting(
+        Flag(), "map topics to routing keys as RabbitMQ does, though `a.b/c` does not come back from it", False
+    )
+    handshake_s: int = setting(Seconds(1, 600), "time to send CONNECT and log in", 10)
+    write_buffer_bytes: int = setting(
+        Size(16 * KIB, GIB), "unsent octets of a connection above which the rest is left in the log", MIB
+    )
+
+    def door(self) -> MqttConfig:
+        return MqttConfig(
+            anonymous_user=self.anonymous_user,
+            vhost=self.vhost,
+            handshake_s=self.handshake_s,
+            keep_alive_s_max=self.keep_alive_s_max,
+            packet_bytes_max=self.packet_bytes_max,
+            receive_max=self.receive_max,
+            inflight_max=self.inflight_max,
+            topic_alias_max=self.topic_alias_max,
+            session_expiry_s_max=self.session_expiry_s_max,
+            write_buffer_bytes=self.write_buffer_bytes,
+            subscriptions_max=self.subscriptions_max,
+            client_id_bytes_max=self.client_id_bytes_max,
+            lossy_topics=self.lossy_topics,
             allow_plaintext_auth=self.allow_plaintext_auth,
         )
 
@@ -254,6 +311,7 @@ class Config:
     log: LoggingConfig = section(LoggingConfig)
     storage: StorageConfig = section(StorageConfig)
     amqp: AmqpSection = section(AmqpSection)
+    mqtt: MqttSection = section(MqttSection)
     tls: TlsSection = section(TlsSection)
     limits: LimitsSection = section(LimitsSection)
     alarms: AlarmsSection = section(AlarmsSection)

@@ -58,9 +58,11 @@ class Address:
 @dataclass(frozen=True, slots=True)
 class Text:
     expected: str = "text"
+    # The empty text means something too.
+    blank: bool = False
 
     def read(self, raw: object) -> str:
-        if not isinstance(raw, str) or not raw:
+        if not isinstance(raw, str) or not (raw or self.blank):
             raise ValueError
         return raw
 

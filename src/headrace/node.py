@@ -39,6 +39,9 @@ from headrace.gateways.delivery.listener import TlsSide, is_loopback, resolve
 from headrace.gateways.delivery.meter import SystemMeter, Watch
 from headrace.gateways.delivery.tls import TlsError, load_context
 from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.mapping import PropertyMapping
+from headrace.gateways.mqtt.routingkeys import RoutingKeys
+from headrace.gateways.mqtt.server import MqttDoor, MqttListener
 from headrace.kinds import Address
 from headrace.settings import ConfigError
 
@@ -102,8 +105,9 @@ class Reload:
 async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery) -> Delivery:
     """Metadata, views, doors: every door this release has; which of them open is the configuration's affair."""
     tls = _load_tls(config)
-    if tls is None and config.doors.amqps is not None:
-        _log.warning("the amqps door stays closed: it needs tls.certificate and tls.key")
+    for name in ("amqps", "mqtts"):
+        if tls is None and getattr(config.doors, name) is not None:
+            _log.warning("the %s door stays closed: it needs tls.certificate and tls.key", name)
     hashing = trio.CapacityLimiter(HASHING_THREADS_MAX)
     metadata = MetadataService(
         lambda: SqliteStore(config.node.data / "meta.sqlite", new_uuid=env.ids.uuid),
@@ -123,27 +127,44 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         stamp=stamp,
         clean=clean,
         log_config=config.storage.stream_defaults(),
+        release_bytes_min=config.storage.release_bytes,
         fields_of=routing_fields,
     )
     broker.queues_max = limits.queues_max
-    await broker.load()
-    metadata.listen(broker.metadata_changed)
-    nursery.start_soon(broker.run)
     access = Access(metadata.snapshot)
-    metadata.listen(lambda snapshot, changes: access.update(snapshot))
-    metadata.listen(lambda snapshot, changes: limits.update(snapshot))
     authentication = Authentication(
         metadata, key=env.ids.uuid().bytes + env.ids.uuid().bytes, monotonic=env.clock.monotonic, hashing=hashing
     )
     watch = Watch(Alarms(config.alarms.values()), SystemMeter(config.node.data), env)
+    turn = Turn(broker)
+    keys = RoutingKeys(lossy=config.mqtt.lossy_topics)
+    mapping = PropertyMapping(keys)
+    mqtt = MqttDoor(
+        broker,
+        turn,
+        access,
+        authentication,
+        limits,
+        watch,
+        keys=keys,
+        to_mqtt=mapping.to_mqtt,
+        config=config.mqtt.door(),
+    )
+    await broker.load()
+    metadata.listen(broker.metadata_changed)
+    mqtt.load()
+    nursery.start_soon(broker.run)
+    metadata.listen(lambda snapshot, changes: access.update(snapshot))
+    metadata.listen(lambda snapshot, changes: limits.update(snapshot))
     await watch.look()
     nursery.start_soon(watch.run)
-    turn = Turn(broker)
+    nursery.start_soon(mqtt.run)
     amqp = AmqpDoor(broker, turn, access, authentication, limits, watch, config.amqp.door())
     nursery.start_soon(amqp.run)
-    doors: list[Door] = [_Listening(AmqpListener("amqp", amqp))]
+    doors: list[Door] = [_Listening(AmqpListener("amqp", amqp)), _Listening(MqttListener("mqtt", mqtt))]
     if tls is not None:
         doors.append(_Listening(AmqpListener("amqps", amqp, tls)))
+        doors.append(_Listening(MqttListener("mqtts", mqtt, tls)))
 
     async def reload(new: Config) -> Sequence[str]:
         """All of it is looked at before any of it counts."""
@@ -165,7 +186,11 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
             _log.warning("TLS doors open or close at the next start")
         return ()
 
-    return Delivery(doors, broker.close, reload, lambda: has_real_user(metadata.snapshot))
+    async def close() -> None:
+        await mqtt.close()
+        await broker.close()
+
+    return Delivery(doors, close, reload, lambda: has_real_user(metadata.snapshot))
 
 
 def _load_tls(config: Config) -> TlsSide | None:
@@ -183,7 +208,7 @@ def _definition_problems(config: Config, snapshot: Snapshot) -> list[str]:
 class _Listening:
     """A listener behind the node's idea of a door."""
 
-    def __init__(self, listener: AmqpListener) -> None:
+    def __init__(self, listener: AmqpListener | MqttListener) -> None:
         self.name = listener.name
         self._listener = listener
         self.serve = listener.serve

@@ -1,0 +1,769 @@
+"""One MQTT connection, from CONNECT to the closed socket. Driver.
+
+Each turn: one read, all its packets, then what they caused and one flush of every connection that has something to
+send. Nothing awaits per message; logins and shared subscriptions do. One task, and a second one only while the socket
+takes no more: most devices are idle most of the time.
+"""
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import trio
+
+from headrace.core_log.errors import DiskFull, HeadraceError
+from headrace.gateways.delivery.access import Access, Operation
+from headrace.gateways.delivery.alarms import Alarms
+from headrace.gateways.delivery.authentication import Authentication
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.limits import Limits, Member
+from headrace.gateways.delivery.listener import Connection
+from headrace.gateways.delivery.login import Identity
+from headrace.gateways.delivery.outbox import Outbox
+from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.mqtt.config import MqttConfig
+from headrace.gateways.mqtt.cutter import AckRun, Event, PacketCutter, PublishRun, Violation
+from headrace.gateways.mqtt.encoder import encode_ack_run, encode_packet
+from headrace.gateways.mqtt.hub import EXCHANGE, Hub
+from headrace.gateways.mqtt.packets import (
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Puback,
+    Pubcomp,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+    Will,
+)
+from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties, PublishScans
+from headrace.gateways.mqtt.reasons import (
+    MqttError,
+    PacketType,
+    ReasonCode,
+    Version,
+    protocol_error,
+    return_code,
+)
+from headrace.gateways.mqtt.routingkeys import RoutingKeys
+from headrace.gateways.mqtt.session import Interest, Outcome, Session
+from headrace.gateways.mqtt.shares import Shares
+from headrace.gateways.mqtt.topics import TopicNames, is_shared, parse_filter
+
+_log = logging.getLogger(__name__)
+
+READ_BYTES_MIN = 2048
+CONNECT_BYTES_MAX = 256 * 1024
+# How long a peer that was told goodbye may still send before its socket is closed.
+GOODBYE_S = 1.0
+# [MQTT-3.1.2-24] A client is gone when nothing was heard of it for this many of its keep alives.
+PATIENCE = 1.5
+
+
+class Place(Protocol):
+    """A vhost, as a client sees it."""
+
+    @property
+    def hub(self) -> Hub: ...
+    @property
+    def shares(self) -> Shares: ...
+
+
+class Door(Protocol):
+    """What a client asks of its door."""
+
+    broker: Broker
+    turn: Turn
+    access: Access
+    authentication: Authentication
+    limits: Limits
+    alarms: Alarms
+    config: MqttConfig
+    topics: TopicNames
+    scans: PublishScans
+    keys: RoutingKeys
+
+    def place(self, vhost: str) -> Place: ...
+
+    def new_client_id(self) -> str: ...
+
+    def start_soon(self, run: Callable[[], object]) -> None: ...
+
+
+class Ended(Exception):
+    """The connection is over; whoever raised it has said why."""
+
+
+class Client:
+    def __init__(self, door: Door, connection: Connection) -> None:
+        self.door = door
+        self.connection = connection
+        config = door.config
+        self.user = ""
+        self.vhost = ""
+        self.client_id = ""
+        self.version = Version.V3_1_1
+        self.keep_alive_s = 0
+        self.packet_bytes_max = 0
+        self.alias_max = 0
+        self.window = config.inflight_max
+        self.last_received = door.broker.env.clock.monotonic()
+        self.session: Session | None = None
+        self._place: Place | None = None
+        self._member: Member | None = None
+        self._will: Will | None = None
+        self._socket = connection.socket
+        self.outbox = Outbox(connection.socket, config.write_buffer_bytes, door.turn.note)
+        self.outbox.on_room = self._has_room
+        self.outbox.on_blocked = self._start_writer
+        self._writer: trio.CancelScope | None = None
+        self._cutter = PacketCutter(
+            packet_bytes_max=config.packet_bytes_max,
+            connect_bytes_max=min(CONNECT_BYTES_MAX, config.packet_bytes_max),
+            topic_alias_max=config.topic_alias_max,
+            topics=door.topics,
+            scans=door.scans,
+        )
+        self._read_bytes = READ_BYTES_MIN
+        self._more = False
+        self._scope = trio.CancelScope()
+        # Topics this user may publish to, as asked before.
+        self._allowed: set[bytes] = set()
+        # Publishes with QoS 1 and 2 that are not answered yet.
+        self._unanswered = 0
+        self._problem_information = True
+        self._published = False
+        self._blocked: trio.Event | None = None
+        self._ended = False
+
+    # -- as its session sees it -----------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        return self.outbox.is_full
+
+    def send(self, data: bytes) -> None:
+        self.outbox.put(data)
+
+    def _put(self, packet: Packet) -> None:
+        self.outbox.put(encode_packet(packet, self.version))
+
+    def _has_room(self) -> None:
+        """The socket takes more: in the next turn, since this one may be in the middle of a send."""
+        session = self.session
+        if session is not None and not self._ended:
+            self.door.broker.on_ready()
+            self.door.start_soon(self._pump)
+
+    async def _pump(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.session is not None and self.session.link is self:
+            self.session.pump()
+            self._wake_shares()
+        self.door.turn.end()
+
+    def _wake_shares(self) -> None:
+        if self.session is not None and self._place is not None:
+            self._place.shares.wake(self.session)
+
+    def _start_writer(self) -> None:
+        if self._writer is None and not self._ended:
+            self._writer = trio.CancelScope()
+            self.door.start_soon(self._write)
+
+    async def _write(self) -> None:
+        assert self._writer is not None
+        with self._writer, suppress(OSError, trio.ClosedResourceError):
+            await self.outbox.run()
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until the client goes, breaks the protocol, or is told to go."""
+        try:
+            with self._scope, suppress(Ended):
+                with trio.move_on_after(self.door.config.handshake_s) as patience:
+                    rest = await self._first()
+                    await self._connect(rest)
+                if patience.cancelled_caught:
+                    _log.warning("no CONNECT in time", extra={"peer": self.connection.host})
+                    raise Ended
+                while True:
+                    await self._turn(self._cutter.receive(await self._read()))
+                    if self._published and self.door.alarms.active:
+                        await self._wait_for_alarms()
+        finally:
+            self._let_go(self._will)
+            if self._writer is not None:
+                self._writer.cancel()
+            self.outbox.close()
+            if self._member is not None:
+                self.door.limits.leave(self._member)
+            self.door.turn.end()
+
+    async def _read(self) -> bytes:
+        """What the socket has, up to an amount that grows while reads come back full."""
+        while True:
+            if not self._more:
+                await trio.lowlevel.wait_readable(self._socket)
+            try:
+                data = self._socket.recv(self._read_bytes)
+            except BlockingIOError:
+                self._more = False
+                continue
+            except OSError:
+                raise Ended from None
+            if not data:
+                raise Ended
+            self.last_received = self.door.broker.env.clock.monotonic()
+            was_more, self._more = self._more, len(data) == self._read_bytes
+            if self._more:
+                self._read_bytes = min(self._read_bytes * 2, self.door.config.read_bytes_max)
+            elif len(data) < self._read_bytes // 4 and self._read_bytes > READ_BYTES_MIN:
+                self._read_bytes //= 2
+            if was_more:
+                # Others must have their turn even if this socket never runs dry.
+                await trio.lowlevel.checkpoint()
+            return data
+
+    async def _first(self) -> list[Event]:
+        """CONNECT, and what came with it."""
+        while True:
+            events = self._cutter.receive(await self._read())
+            if events:
+                return events
+
+    async def _turn(self, events: Sequence[Event]) -> None:
+        self._published = False
+        for event in events:
+            if self._ended:
+                raise Ended
+            try:
+                self.door.turn.running = True
+                match event:
+                    case Subscribe():
+                        self.door.turn.running = False
+                        await self._subscribe(event)
+                    case Unsubscribe():
+                        self.door.turn.running = False
+                        await self._unsubscribe(event)
+                    case _:
+                        self._take(event)
+                self.door.turn.running = False
+            except MqttError as error:
+                self.door.turn.running = False
+                await self._fail(error)
+            except HeadraceError as error:
+                self.door.turn.running = False
+                await self._fail(_as_mqtt(error))
+            except Ended:
+                self.door.turn.running = False
+                raise
+            except Exception:
+                # Our mistake, whatever the client sent: it costs this connection, not the broker and not the others.
+                self.door.turn.running = False
+                _log.exception("connection closed: internal error", extra=self._who())
+                await self._fail(MqttError(ReasonCode.UNSPECIFIED_ERROR, "internal error, see the broker's log"))
+        self.door.turn.end()
+
+    def _take(self, event: Event) -> None:
+        session = self.session
+        assert session is not None
+        match event:
+            case PublishRun():
+                self._publish(session, event)
+            case AckRun(kind, packet_ids):
+                self._acknowledged(session, kind, packet_ids)
+            case Puback(packet_id, reason):
+                session.acknowledge((packet_id,), Outcome.REFUSED if reason.failed else Outcome.ACCEPTED)
+                self._wake_shares()
+            case Pubrec(packet_id, reason):
+                if reason.failed:
+                    session.refuse(packet_id)
+                else:
+                    self._acknowledged(session, PacketType.PUBREC, (packet_id,))
+                self._wake_shares()
+            case Pubrel(packet_id):
+                self._acknowledged(session, PacketType.PUBREL, (packet_id,))
+            case Pubcomp(packet_id):
+                self._acknowledged(session, PacketType.PUBCOMP, (packet_id,))
+            case Pingreq():
+                self._put(Pingresp())
+            case Disconnect():
+                self._disconnected(event)
+            case Auth():
+                raise protocol_error("AUTH without an authentication method", "MQTT-4.12.0-6")
+            case Violation(error):
+                raise error
+            case _:
+                raise protocol_error(f"a client does not send {type(event).__name__.upper()}")
+
+    # -- CONNECT --------------------------------------------------------------------------------------------------
+
+    async def _connect(self, events: Sequence[Event]) -> None:
+        first, rest = events[0], events[1:]
+        if isinstance(first, Violation):
+            await self._refuse(first.error)
+        assert isinstance(first, Connect), "the cutter lets nothing else pass"
+        self.version = first.version
+        try:
+            place = await self._log_in(first)
+            self._open(first, place)
+        except MqttError as error:
+            await self._refuse(error)
+        except HeadraceError as error:
+            await self._refuse(_as_mqtt(error))
+        self.door.turn.end()
+        if rest:
+            await self._turn(rest)
+
+    async def _refuse(self, error: MqttError) -> None:
+        """[MQTT-3.2.2-7] CONNACK with the reason, where the client's version has one for it, and the end."""
+        _log.info("connection refused: %s", error, extra={"peer": self.connection.host})
+        version = self._cutter.version
+        if version is Version.V5:
+            properties = Properties(reason_string=error.text) if self._problem_information else NO_PROPERTIES
+            self.outbox.put(encode_packet(Connack(error.code, False, properties), version))
+        elif version is Version.V3_1_1 or error.code is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+            code = return_code(error.code)
+            if code is not None:
+                self.outbox.put(encode_packet(Connack(code), Version.V3_1_1))
+        await self._say_goodbye()
+
+    async def _log_in(self, connect: Connect) -> Place:
+        config, connection = self.door.config, self.connection
+        if connect.properties.authentication_method is not None:
+            method = connect.properties.authentication_method
+            raise MqttError(ReasonCode.BAD_AUTHENTICATION_METHOD, f"unknown authentication method '{method}'")
+        self._problem_information = connect.properties.request_problem_information is not False
+        name, vhost = connect.user_name, config.vhost
+        address, loopback = connection.host, connection.is_loopback
+        authentication = self.door.authentication
+        if name is None:
+            name = connection.certified_name or config.anonymous_user
+            if not name:
+                raise MqttError(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "a user name is needed")
+            outcome = await authentication.certified(name, address=address, peer_is_loopback=loopback)
+        else:
+            if not (loopback or connection.tls or config.allow_plaintext_auth):
+                text = "a password in clear text from another machine: use TLS, or set mqtt.allow_plaintext_auth"
+                raise MqttError(ReasonCode.NOT_AUTHORIZED, text)
+            if ":" in name and name not in self.door.broker.metadata.snapshot.users:
+                # As RabbitMQ has it.
+                vhost, _, name = name.partition(":")
+            password = (connect.password or b"").decode("utf-8", "replace")
+            outcome = await authentication.login(name, password, address=address, peer_is_loopback=loopback)
+        if not isinstance(outcome, Identity):
+            raise MqttError(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "login refused; the broker's log says why")
+        self.user = outcome.name
+        if vhost not in self.door.broker.vhosts or not self.door.access.may_enter(self.user, vhost):
+            raise MqttError(ReasonCode.NOT_AUTHORIZED, f"access to vhost '{vhost}' refused for user '{self.user}'")
+        self.vhost = vhost
+        return self.door.place(vhost)
+
+    def _open(self, connect: Connect, place: Place) -> None:
+        config, asked = self.door.config, connect.properties
+        client_id, assigned = connect.client_id, None
+        if not client_id:
+            if self.version is Version.V3_1_1 and not connect.clean_start:
+                text = "a client without an identifier has no session to keep"
+                raise MqttError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, text, "MQTT-3.1.3-8")
+            client_id = assigned = self.door.new_client_id()
+        if len(client_id.encode()) > config.client_id_bytes_max:
+            text = f"a client identifier has at most {config.client_id_bytes_max} bytes here"
+            raise MqttError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, text)
+        self.client_id = client_id
+        if connect.will is not None:
+            self._check_publish(connect.will.topic.encode())
+        member = Member(self.user, self.vhost, self.connection.host, loopback=self.connection.is_loopback)
+        refusal = self.door.limits.enter(member)
+        if refusal is not None:
+            raise MqttError(ReasonCode.QUOTA_EXCEEDED, refusal)
+        self._member = member
+        self.packet_bytes_max = asked.maximum_packet_size or 0
+        self.alias_max = asked.topic_alias_maximum or 0
+        self.window = min(asked.receive_maximum or 65_535, config.inflight_max)
+        self.keep_alive_s, told_keep_alive_s = self._keep_alive(connect.keep_alive_s)
+        expiry_s, told_expiry_s = self._expiry(connect)
+        session, present = place.hub.connect(
+            client_id, self, self, user=self.user, clean_start=connect.clean_start, expiry_s=expiry_s
+        )
+        self.session, self._place, self._will = session, place, connect.will
+        session.will = connect.will
+        properties = NO_PROPERTIES
+        if self.version is Version.V5:
+            properties = Properties(
+                session_expiry_interval=told_expiry_s,
+                receive_maximum=config.receive_max,
+                maximum_packet_size=config.packet_bytes_max,
+                topic_alias_maximum=config.topic_alias_max or None,
+                assigned_client_identifier=assigned,
+                server_keep_alive=told_keep_alive_s,
+                response_information=f"response/{client_id}/" if asked.request_response_information else None,
+            )
+        code = ReasonCode.SUCCESS if self.version is Version.V5 else return_code(ReasonCode.SUCCESS)
+        assert code is not None
+        # [MQTT-3.2.0-1] Before anything that the session has for it.
+        self._put(Connack(code, present, properties))
+        if present:
+            place.shares.resume(session)
+        session.pump()
+        _log.info("connection opened", extra={**self._who(), "version": self.version.name, "session": present})
+
+    def _keep_alive(self, asked_s: int) -> tuple[int, int | None]:
+        """What holds, and what the client must be told [MQTT-3.1.2-21]."""
+        limit = self.door.config.keep_alive_s_max
+        if limit and (not asked_s or asked_s > limit):
+            # MQTT 3.1.1 has no way to tell; a client that asked for none is held to nothing there.
+            return (limit, limit) if self.version is Version.V5 else (asked_s, None)
+        return asked_s, None
+
+    def _expiry(self, connect: Connect) -> tuple[int | None, int | None]:
+        """How long the session outlives the connection (None: for ever), and what the client must be told."""
+        limit = self.door.config.session_expiry_s_max
+        if self.version is Version.V3_1_1:
+            return (0 if connect.clean_start else limit or None), None
+        asked = connect.properties.session_expiry_interval or 0
+        if limit and asked > limit:
+            return limit, limit
+        return (None if asked == 0xFFFF_FFFF else asked), None
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    def _may_publish(self, topic: bytes) -> bool:
+        if topic in self._allowed:
+            return True
+        access, key = self.door.access, self.door.keys.key_of(topic).decode("utf-8", "surrogateescape")
+        allowed = access.may(self.user, self.vhost, Operation.WRITE, EXCHANGE) and access.may_use_key(
+            self.user, self.vhost, EXCHANGE, Operation.WRITE, key, self.client_id
+        )
+        if allowed:
+            if len(self._allowed) >= 1024:
+                self._allowed.clear()
+            self._allowed.add(topic)
+        return allowed
+
+    def _check_publish(self, topic: bytes) -> None:
+        if topic.startswith(b"$SYS/"):
+            raise MqttError(ReasonCode.NOT_AUTHORIZED, "topics below $SYS are the broker's own")
+        if not self._may_publish(topic):
+            text = f"publishing to '{topic.decode()}' refused for user '{self.user}'"
+            raise MqttError(ReasonCode.NOT_AUTHORIZED, text)
+
+    def rights_changed(self) -> None:
+        self._allowed.clear()
+
+    def _publish(self, session: Session, run: PublishRun) -> None:
+        topics = run.topics
+        self._published = True
+        for topic in (
+            (topics[0],) if topics[-1] is topics[0] and topics.count(topics[0]) == len(topics) else set(topics)
+        ):
+            if topic in self._allowed:
+                continue
+            try:
+                self._check_publish(topic)
+            except MqttError as error:
+                self._refuse_some(session, run, error)
+                return
+        if run.qos == 0:
+            self._append(session, run)
+        elif run.qos == 1:
+            self._count_unanswered(len(run.packet_ids))
+            self._answer(run.packet_ids, PacketType.PUBACK, self._append(session, run))
+        else:
+            self._publish_once(session, run)
+
+    def _append(self, session: Session, run: PublishRun) -> int | None:
+        assert self._place is not None
+        return self._place.hub.publish(
+            run.topics,
+            run.properties,
+            run.payloads,
+            qos=run.qos,
+            retain=run.retain,
+            version=self.version,
+            origin=session.origin,
+        )
+
+    def _refuse_some(self, session: Session, run: PublishRun, error: MqttError) -> None:
+        """Not all of a run may be published: each for itself then."""
+        if len(run.topics) > 1:
+            for place in range(len(run.topics)):
+                ids = run.packet_ids[place : place + 1]
+                part = slice(place, place + 1)
+                self._publish(
+                    session, PublishRun(run.first_byte, run.topics[part], run.properties[part], run.payloads[part], ids)
+                )
+            return
+        if self.version is not Version.V5 or not run.qos:
+            # [MQTT-3.3.5-2] There is no way to say no but to end the connection.
+            if run.qos or self.version is not Version.V5:
+                raise error
+            _log.warning("a message was refused: %s", error, extra=self._who())
+            return
+        kind = Puback if run.qos == 1 else Pubrec
+        properties = Properties(reason_string=error.text) if self._problem_information else NO_PROPERTIES
+        self._put(kind(run.packet_ids[0], error.code, properties))
+
+    def _count_unanswered(self, count: int) -> None:
+        self._unanswered += count
+        if self.version is Version.V5 and self._unanswered > self.door.config.receive_max:
+            text = f"more than {self.door.config.receive_max} publishes without an answer"
+            raise MqttError(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, text, "MQTT-3.3.4-7")
+
+    def _publish_once(self, session: Session, run: PublishRun) -> None:
+        """[MQTT-4.3.3] A second PUBLISH with an identifier that was not released is the same message."""
+        incoming = session.incoming
+        fresh = [place for place, packet_id in enumerate(run.packet_ids) if packet_id not in incoming]
+        if len(fresh) < len(run.packet_ids):
+            known = [packet_id for packet_id in run.packet_ids if packet_id in incoming]
+            # They may be on their way to the disk: whoever asked first is answered for both.
+            self._answer(known, PacketType.PUBREC, self.door.place(self.vhost).hub.log.end)
+            run = PublishRun(
+                run.first_byte,
+                [run.topics[place] for place in fresh],
+                [run.properties[place] for place in fresh],
+                [run.payloads[place] for place in fresh],
+                [run.packet_ids[place] for place in fresh],
+            )
+        if not run.packet_ids:
+            return
+        self._count_unanswered(len(run.packet_ids))
+        reached = self._append(session, run)
+        incoming.update(run.packet_ids)
+        if session.outlives and self._place is not None:
+            # With the message in one group: after a crash both are there or none is (M2).
+            hub, packet_ids = self._place.hub, run.packet_ids
+            hub.keep(session, lambda: self._answer(packet_ids, PacketType.PUBREC, reached))
+        else:
+            self._answer(run.packet_ids, PacketType.PUBREC, reached)
+
+    def _answer(self, packet_ids: Sequence[int], kind: PacketType, reached: int | None) -> None:
+        """Once the log is committed up to there, and not before."""
+        if not packet_ids:
+            return
+        if reached is None or self._place is None:
+            self._tell(kind, packet_ids)
+        else:
+            self._place.hub.log.when_committed(reached, lambda: self._tell(kind, packet_ids))
+
+    def _tell(self, kind: PacketType, packet_ids: Sequence[int]) -> None:
+        if self._ended:
+            return
+        if kind is PacketType.PUBACK:
+            self._unanswered -= len(packet_ids)
+        self.outbox.put(encode_ack_run(kind, packet_ids))
+
+    def _acknowledged(self, session: Session, kind: PacketType, packet_ids: Sequence[int]) -> None:
+        match kind:
+            case PacketType.PUBACK:
+                session.acknowledge(packet_ids)
+                self._wake_shares()
+            case PacketType.PUBREC:
+                for unknown in session.receive(packet_ids):
+                    self._put(Pubrel(unknown, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+            case PacketType.PUBREL:
+                self._released(session, packet_ids)
+            case _:
+                session.complete(packet_ids)
+                self._wake_shares()
+
+    def _released(self, session: Session, packet_ids: Sequence[int]) -> None:
+        known = [packet_id for packet_id in packet_ids if packet_id in session.incoming]
+        session.incoming.difference_update(known)
+        self._unanswered = max(0, self._unanswered - len(known))
+        if len(known) == len(packet_ids):
+            self.outbox.put(encode_ack_run(PacketType.PUBCOMP, packet_ids))
+        else:
+            for packet_id in packet_ids:
+                found = packet_id in known
+                self._put(Pubcomp(packet_id, ReasonCode.SUCCESS if found else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+        if known and session.outlives:
+            session.changed(False)
+
+    # -- subscriptions --------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, packet: Subscribe) -> None:
+        session, place = self.session, self._place
+        assert session is not None and place is not None
+        hub = place.hub
+        identifier = packet.properties.subscription_identifiers[:1]
+        reasons: list[ReasonCode] = []
+        granted: list[tuple[Interest, bool]] = []
+        for one in packet.subscriptions:
+            reason = self._subscribable(session, one)
+            reasons.append(reason)
+            if reason.failed:
+                continue
+            interest = Interest(
+                one.filter,
+                int(one.qos),
+                one.no_local,
+                one.retain_as_published,
+                one.retain_handling,
+                identifier[0] if identifier else 0,
+            )
+            if is_shared(one.filter):
+                await place.shares.join(session, interest)
+                if session.link is not self:
+                    raise Ended
+                hub.subscribe(session, interest, self.version)
+                continue
+            granted.append((interest, hub.subscribe(session, interest, self.version)))
+        suback = Suback(packet.packet_id, tuple(reasons))
+
+        def done() -> None:
+            if session.link is not self:
+                return
+            self._put(suback)
+            for interest, is_new in granted:
+                hub.send_retained(session, interest, is_new=is_new)
+
+        hub.keep(session, done)
+
+    def _subscribable(self, session: Session, one: Subscription) -> ReasonCode:
+        """The QoS granted, or why not."""
+        _group, plain = parse_filter(one.filter)
+        access = self.door.access
+        key = self.door.keys.binding_key(plain)
+        if not (
+            access.may(self.user, self.vhost, Operation.READ, EXCHANGE)
+            and access.may_use_key(self.user, self.vhost, EXCHANGE, Operation.READ, key, self.client_id)
+        ):
+            return ReasonCode.NOT_AUTHORIZED
+        if one.filter not in session.interests and len(session.interests) >= self.door.config.subscriptions_max:
+            return ReasonCode.QUOTA_EXCEEDED
+        return ReasonCode(int(one.qos))
+
+    async def _unsubscribe(self, packet: Unsubscribe) -> None:
+        session, place = self.session, self._place
+        assert session is not None and place is not None
+        reasons = []
+        for topic_filter in packet.filters:
+            found = place.hub.unsubscribe(session, topic_filter)
+            reasons.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+            if found and is_shared(topic_filter):
+                await place.shares.leave(session, topic_filter)
+        unsuback = Unsuback(packet.packet_id, tuple(reasons))
+        place.hub.keep(session, lambda: self._put(unsuback))
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _disconnected(self, packet: Disconnect) -> None:
+        """[MQTT-3.14.4-3] A client that says goodbye takes its will along, unless it says otherwise."""
+        session = self.session
+        assert session is not None
+        expiry = packet.properties.session_expiry_interval
+        if expiry is not None:
+            if not session.outlives and expiry:
+                raise protocol_error("a session that was to end with its connection cannot be kept", "MQTT-3.14.2-2")
+            limit = self.door.config.session_expiry_s_max
+            session.expiry_s = None if expiry == 0xFFFF_FFFF and not limit else min(expiry, limit or expiry)
+        if packet.reason is not ReasonCode.DISCONNECT_WITH_WILL:
+            self._will = None
+        raise Ended
+
+    def _let_go(self, will: Will | None) -> None:
+        """The session is no longer this connection's."""
+        session, place = self.session, self._place
+        self._ended = True
+        if session is not None and place is not None and session.link is self:
+            place.shares.pause(session)
+            shared = [] if session.outlives else [one for one in session.interests if is_shared(one)]
+            place.hub.disconnect(session, will=will)
+            for topic_filter in shared:
+                self.door.start_soon(lambda topic_filter=topic_filter: place.shares.leave(session, topic_filter))  # type: ignore[misc]
+        self.session = None
+
+    async def _fail(self, error: MqttError) -> None:
+        _log.warning("connection closed: %s", error, extra=self._who())
+        if self.version is Version.V5:
+            properties = Properties(reason_string=error.text) if self._problem_information else NO_PROPERTIES
+            self._put(Disconnect(error.code, properties))
+        await self._say_goodbye()
+
+    async def _say_goodbye(self) -> None:
+        """Send what there is, and read what the peer still sends: closing a socket with unread octets would take back
+        what we sent."""
+        self._let_go(self._will)
+        self.door.turn.end()
+        with trio.move_on_after(GOODBYE_S), suppress(OSError):
+            self.outbox.flush()
+            while self.outbox.byte_count and not self.outbox.closed:
+                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.wait_writable(self._socket) if self._writer is None else await trio.sleep(0.01)
+                self.outbox.flush()
+            self._socket.shutdown(socket.SHUT_WR)
+            while True:
+                await trio.lowlevel.wait_readable(self._socket)
+                if not self._socket.recv(65_536):
+                    break
+        raise Ended
+
+    def take_over(self) -> None:
+        """[MQTT-3.1.4-3] Somebody else has connected with the same client id."""
+        _log.info("connection closed: its session was taken over", extra=self._who())
+        self.dismiss(ReasonCode.SESSION_TAKEN_OVER)
+
+    def dismiss(self, reason: ReasonCode) -> None:
+        """The connection ends from our side, at once."""
+        if self._ended:
+            return
+        if self.version is Version.V5 and self.session is not None:
+            self._put(Disconnect(reason))
+        self._let_go(self._will)
+        self.outbox.flush()
+        self._scope.cancel()
+
+    def check_alive(self, now: float) -> None:
+        """Once a second."""
+        if self.outbox.closed:
+            # The peer is gone, and perhaps nobody reads to notice.
+            self._scope.cancel()
+        elif self.keep_alive_s and self._blocked is None and now - self.last_received > PATIENCE * self.keep_alive_s:
+            _log.info("connection closed: keep alive ran out", extra=self._who())
+            self.dismiss(ReasonCode.KEEP_ALIVE_TIMEOUT)
+
+    # -- alarms ---------------------------------------------------------------------------------------------------
+
+    async def _wait_for_alarms(self) -> None:
+        """It publishes while the node is short of memory or disk: nothing more is read from it until that is over."""
+        _log.info("connection blocked: %s", self.door.alarms.reason, extra=self._who())
+        while self.door.alarms.active:
+            self._blocked = trio.Event()
+            await self._blocked.wait()
+        self._blocked = None
+        self.last_received = self.door.broker.env.clock.monotonic()
+
+    def reconsider(self) -> None:
+        """An alarm was raised or cleared."""
+        if self._blocked is not None:
+            self._blocked.set()
+
+    def _who(self) -> dict[str, str]:
+        return {
+            "peer": self.connection.host,
+            "user": self.user,
+            "vhost": self.vhost,
+            "client": self.client_id,
+            "door": "mqtt",
+        }
+
+
+def _as_mqtt(error: HeadraceError) -> MqttError:
+    """What went wrong on our side, in the client's words."""
+    if isinstance(error, MqttError):
+        return error
+    code = ReasonCode.QUOTA_EXCEEDED if isinstance(error, DiskFull) else ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+    return MqttError(code, str(error))

@@ -1,0 +1,766 @@
+"""MQTT in one vhost: its sessions, their place in the log of `amq.topic`, retained messages, wills. Driver.
+
+The way of a message: client -> `publish` (route and append, as an AMQP publish to `amq.topic` does) -> `_tap`, which
+hears of every append to that log, whichever door it came through -> the sessions that keep up. A session that does not
+keep up, or wakes, is fed from the log by `run`, all of them together in one pass, until it has caught up.
+Sessions that sleep cost nothing here: no publish looks at them, and nothing is written for what they miss.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import trio
+from xxhash import xxh3_64_intdigest
+
+from headrace.core_log.config import LogConfig
+from headrace.core_log.errors import HeadraceError, OffsetOutOfRange
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
+from headrace.core_log.record import Protocol as Vocabulary
+from headrace.delay.wheel import Timer
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.vhost import Target, VirtualHost
+from headrace.gateways.mqtt import state
+from headrace.gateways.mqtt.config import MqttConfig
+from headrace.gateways.mqtt.encoder import encode_publish_run, publish_first_byte
+from headrace.gateways.mqtt.interest import Delivery, Interests, Plan, Shape, Topic
+from headrace.gateways.mqtt.packets import RetainHandling, Will
+from headrace.gateways.mqtt.properties import PublishScans, encode_blob, encode_subscription_identifiers
+from headrace.gateways.mqtt.reasons import Version
+from headrace.gateways.mqtt.retained import Retained, RetainedMessages
+from headrace.gateways.mqtt.routingkeys import RoutingKeys
+from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Piece, Session
+from headrace.gateways.mqtt.topics import is_shared
+
+_log = logging.getLogger(__name__)
+
+EXCHANGE = "amq.topic"
+TOPICS_MAX = 65_536
+STATE_PERIOD_S = 1.0
+READ_BYTES = 512 * 1024
+COMPACTED = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
+
+
+class Translated(Protocol):
+    """A message from AMQP, as MQTT sees it."""
+
+    @property
+    def blob(self) -> bytes: ...
+    @property
+    def qos(self) -> int: ...
+    @property
+    def retain(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the hubs of all vhosts share."""
+
+    broker: Broker
+    config: MqttConfig
+    keys: RoutingKeys
+    scans: PublishScans
+    # The properties of a record from AMQP.
+    to_mqtt: Callable[[bytes], Translated]
+    sessions_log: PartitionLog
+    retained_log: PartitionLog
+
+
+class Owner(Protocol):
+    """The connection of a session, as the hub sees it."""
+
+    def take_over(self) -> None:
+        """Somebody else has connected with the same client id."""
+
+
+class Hub:
+    def __init__(self, shared: Shared, host: VirtualHost) -> None:
+        self.shared = shared
+        self.host = host
+        self.broker = shared.broker
+        self.log = host.exchange_log(EXCHANGE)
+        self.sessions: dict[str, Session] = {}
+        self.owners: dict[Session, Owner] = {}
+        self.retained = RetainedMessages()
+        self.message_count = self.delivery_count = 0
+        self._interests = Interests()
+        self._topics: dict[bytes, Topic] = {}
+        self._targets: dict[bytes, Target] = {}
+        # Connected sessions that read the log, with their subscriptions.
+        self._behind: dict[Session, None] = {}
+        self._behind_interests = Interests()
+        self._behind_topics: dict[bytes, Topic] = {}
+        self._wake = trio.Event()
+        # Sessions with something that must be committed before it may go out.
+        self._uncommitted: dict[Session, None] = {}
+        # Sessions whose state is to be written; True: its client waits for that.
+        self._dirty: dict[Session, bool] = {}
+        self._dirty_wake = trio.Event()
+        # What happens to sleeping sessions when their time has come.
+        self._expiries: dict[Session, Timer[Callable[[], None]]] = {}
+        self._wills: dict[Session, Timer[Callable[[], None]]] = {}
+        self.broker.taps[self.log] = self._tap
+        self.log.advanced.append(self._advanced)
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topics: Sequence[bytes],
+        blobs: Sequence[bytes],
+        payloads: Sequence[bytes],
+        *,
+        qos: int,
+        retain: bool,
+        version: Version,
+        origin: int = 0,
+    ) -> int | None:
+        """Append messages; returns the offset that a commit must pass before they may be acknowledged."""
+        vocabulary = Vocabulary.MQTT_5 if version is Version.V5 else Vocabulary.MQTT_3
+        attributes = int(vocabulary) | qos << QOS_SHIFT | (RETAIN if retain else 0) | (PERSISTENT if qos else 0)
+        keys = self.shared.keys.keys_of(topics)
+        reached: int | None = None
+        for first, last, target, expiry_us in self._groups(keys, blobs):
+            whole = last - first == len(keys)
+            reached = self.broker.publish(
+                target,
+                blobs if whole else blobs[first:last],
+                payloads if whole else payloads[first:last],
+                attributes=attributes,
+                expiry_us=expiry_us,
+                keys=keys if whole else keys[first:last],
+                origin=origin,
+            )
+        self.message_count += len(keys)
+        return reached
+
+    def _groups(self, keys: Sequence[bytes], blobs: Sequence[bytes]) -> Iterable[tuple[int, int, Target, int]]:
+        """Neighbours that go the same way for the same time."""
+        count = len(keys)
+        if keys[-1] is keys[0] and keys.count(keys[0]) == count and blobs.count(blobs[0]) == count:
+            return ((0, count, self._target(keys[0]), self._expiry_us(blobs[0])),)
+        groups: list[tuple[int, int, Target, int]] = []
+        start, target, expiry_us = 0, self._target(keys[0]), self._expiry_us(blobs[0])
+        for index in range(1, count):
+            other, other_us = self._target(keys[index]), self._expiry_us(blobs[index])
+            if other.route_set != target.route_set or other_us != expiry_us:
+                groups.append((start, index, target, expiry_us))
+                start, target, expiry_us = index, other, other_us
+        groups.append((start, count, target, expiry_us))
+        return groups
+
+    def _expiry_us(self, blob: bytes) -> int:
+        if not blob:
+            return 0
+        seconds = self.shared.scans.of(blob).message_expiry_interval
+        return 0 if seconds is None else self.broker.env.clock.wall_us() + seconds * 1_000_000
+
+    def _target(self, key: bytes) -> Target:
+        target = self._targets.get(key)
+        if target is None or not self.host.is_current(target):
+            target = self.host.target(EXCHANGE, key, [key.decode("utf-8", "surrogateescape")])
+            if len(self._targets) >= TOPICS_MAX:
+                self._targets.clear()
+            self._targets[key] = target
+        return target
+
+    # -- what was appended --------------------------------------------------------------------------------------
+
+    def _topic(self, key: bytes) -> Topic:
+        topic = self._topics.get(key)
+        if topic is None:
+            topic = Topic(self.shared.keys.topic_of(key))
+            if len(self._topics) >= TOPICS_MAX:
+                self._topics.clear()
+            self._topics[key] = topic
+        return topic
+
+    def _tap(self, batch: RecordBatch, first: int, last: int) -> None:
+        """Records were appended to the log, over whichever door."""
+        keys = batch.keys
+        plan_of = self._interests.plan
+        while first < last:
+            key = keys[first]
+            topic = self._topic(key)
+            plan = plan_of(topic)
+            count = last - first
+            alike = keys[last - 1] is key and keys[first:last].count(key) == count
+            end = last
+            if not alike:
+                end = first + 1
+                while end < last and (keys[end] is key or plan_of(self._topic(keys[end])) is plan):
+                    end += 1
+            for attributes, low, high in batch.attributes.spans(first, end):
+                if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
+                    self._take_amqp(plan, batch, low, high)
+                else:
+                    names = [topic.name] * (high - low) if alike else self.shared.keys.topics_of(keys[low:high])
+                    self._take(
+                        plan,
+                        batch,
+                        low,
+                        names,
+                        batch.properties[low:high],
+                        (attributes & QOS_MASK) >> QOS_SHIFT,
+                        attributes & RETAIN != 0,
+                    )
+            first = end
+
+    def _take_amqp(self, plan: Plan, batch: RecordBatch, low: int, high: int) -> None:
+        for index in range(low, high):
+            properties = batch.properties[index]
+            message = self.shared.to_mqtt(properties)
+            name = self._topic(batch.keys[index]).name
+            self._take(plan, batch, index, [name], [message.blob], message.qos, message.retain)
+
+    def _take(
+        self,
+        plan: Plan,
+        batch: RecordBatch,
+        low: int,
+        names: Sequence[bytes],
+        blobs: Sequence[bytes],
+        qos: int,
+        retain: bool,
+    ) -> None:
+        """Messages that differ in topic, properties and payload at most; by their time to live and publisher."""
+        high = low + len(names)
+        if retain:
+            self._retain(batch, low, names, blobs, qos)
+        for expiry_us, start, end in batch.expiries.spans(low, high):
+            spans = batch.origins.spans(start, end) if plan.has_no_local else ((0, start, end),)
+            for origin, first, last in spans:
+                whole = last - first == len(names)
+                self._fan_out(
+                    plan.without(origin) if plan.has_no_local else plan,
+                    batch,
+                    first,
+                    names if whole else names[first - low : last - low],
+                    blobs if whole else blobs[first - low : last - low],
+                    batch.values[first:last],
+                    qos,
+                    retain,
+                    expiry_us,
+                )
+
+    def _fan_out(
+        self,
+        plan: Plan,
+        batch: RecordBatch,
+        first: int,
+        names: Sequence[bytes],
+        blobs: Sequence[bytes],
+        payloads: Sequence[bytes],
+        qos: int,
+        retain: bool,
+        expiry_us: int,
+    ) -> None:
+        offset = batch.offset_at(first)
+        for shape, sessions in plan.plain[qos]:
+            flag = retain and shape.retain_as_published
+            marked = _marked(blobs, shape)
+            data = b""
+            for session in sessions:
+                link = session.link
+                if not session.live or link is None:
+                    continue
+                if session.pieces or session.extras or link.is_full or link.packet_bytes_max or link.alias_max:
+                    session.offer(Piece(offset, 0, flag, names, marked, payloads, expiry_us))
+                    self._note_behind(session)
+                    continue
+                if not data:
+                    data = encode_publish_run(publish_first_byte(0, flag), names, marked, payloads, (), shape.version)
+                link.send(data)
+            self.delivery_count += len(sessions) * len(names)
+        for delivery in plan.tracked[qos]:
+            session = delivery.session
+            if session.live:
+                self._offer(delivery, offset, names, blobs, payloads, qos, retain, expiry_us)
+                self._note_behind(session)
+
+    def _offer(
+        self,
+        delivery: Delivery,
+        offset: int,
+        names: Sequence[bytes],
+        blobs: Sequence[bytes],
+        payloads: Sequence[bytes],
+        qos: int,
+        retain: bool,
+        expiry_us: int,
+    ) -> bool:
+        shape, session = delivery.shape, delivery.session
+        flag = retain and shape.retain_as_published
+        piece = Piece(offset, min(qos, delivery.qos), flag, names, _marked(blobs, shape), payloads, expiry_us)
+        taken = session.offer(piece)
+        if session.pieces and session.outlives:
+            self._uncommitted[session] = None
+        self.delivery_count += len(names)
+        return taken
+
+    def _note_behind(self, session: Session) -> None:
+        if not session.live and session not in self._behind:
+            self._fall_behind(session)
+
+    def _advanced(self, log: PartitionLog) -> None:
+        """The log is committed further."""
+        waiting, self._uncommitted = self._uncommitted, {}
+        for session in waiting:
+            session.pump()
+            if session.pieces and session.link is not None and session.pieces[0].offset >= log.high_watermark:
+                self._uncommitted[session] = None
+
+    # -- retained messages --------------------------------------------------------------------------------------
+
+    def _retain(self, batch: RecordBatch, low: int, names: Sequence[bytes], blobs: Sequence[bytes], qos: int) -> None:
+        """[MQTT-3.3.1-5] The last one of each topic is kept; one without a payload takes it away [MQTT-3.3.1-6]."""
+        for place, (name, blob) in enumerate(zip(names, blobs, strict=True)):
+            index = low + place
+            payload = batch.values[index]
+            expiry_us = batch.expiries.at(index)
+            timestamp_us = batch.timestamps.at(index)
+            if payload:
+                self.retained.put(Retained(name, blob, payload, qos, expiry_us, timestamp_us, batch.origins.at(index)))
+            elif not self.retained.remove(name):
+                continue
+            log = self.shared.retained_log
+            log.append(
+                [state.retained_key(self.host.name, name)],
+                [blob],
+                [payload],
+                timestamp_us=timestamp_us,
+                attributes=int(Vocabulary.MQTT_5) | qos << QOS_SHIFT | PERSISTENT,
+                expiry_us=expiry_us,
+                origin=batch.origins.at(index),
+            )
+            # In the group of the message itself, or with the next one.
+            committer = self.broker.directory.committer
+            committer.urgent(log) if qos else committer.lazy(log)
+
+    def send_retained(self, session: Session, interest: Interest, *, is_new: bool) -> None:
+        """What a subscription is answered with besides SUBACK."""
+        if interest.retain_handling is RetainHandling.DO_NOT_SEND:
+            return
+        if interest.retain_handling is RetainHandling.SEND_IF_NEW and not is_new:
+            return
+        link = session.link
+        if link is None:
+            return
+        identifiers = _identifiers(interest, link.version)
+        for message in self.retained.matching(interest.filter, self.broker.env.clock.wall_us()):
+            if interest.no_local and message.origin == session.origin:
+                continue
+            session.offer_extra(
+                Extra(
+                    message.topic,
+                    message.blob + identifiers,
+                    message.payload,
+                    min(message.qos, interest.qos),
+                    True,
+                    message.expiry_us,
+                )
+            )
+        session.pump()
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
+    def connect(
+        self, client_id: str, owner: Owner, link: Link, *, user: str, clean_start: bool, expiry_s: int | None
+    ) -> tuple[Session, bool]:
+        """The session of a client, and whether it was there already. Whoever had it is told that it is taken over."""
+        session = self.sessions.get(client_id)
+        if session is not None and session in self.owners:
+            self.owners[session].take_over()
+            assert session not in self.owners, "whoever is taken over has let go"
+            session = self.sessions.get(client_id)
+        # Another user's session is nobody else's, whatever its client id.
+        if session is not None and (clean_start or session.user != user):
+            self.end(session)
+            session = None
+        present = session is not None
+        if session is None:
+            session = self._new_session(client_id)
+            session.live = True
+            session.user = user
+            self.sessions[client_id] = session
+        self._cancel_timer(self._expiries, session)
+        self._cancel_timer(self._wills, session)
+        session.expiry_s = expiry_s
+        session.asleep_since_us = 0
+        self.owners[session] = owner
+        session.attach(link, self.log.end)
+        for interest in session.interests.values():
+            if not is_shared(interest.filter):
+                self._interests.add(session, interest, link.version)
+        if not session.live:
+            self._fall_behind(session)
+        if session.outlives or present:
+            self._changed(session, False)
+        return session, present
+
+    def _new_session(self, client_id: str) -> Session:
+        origin = xxh3_64_intdigest(client_id.encode()) & 0x7FFF_FFFF_FFFF_FFFF
+        session = Session(client_id, now_us=self.broker.env.clock.wall_us, origin=origin)
+        session.position = self.log.end
+        session.committed = lambda: int(self.log.high_watermark)
+        session.changed = lambda at_once: self._changed(session, at_once)
+        session.hungry = lambda: self._feed_soon(session)
+        return session
+
+    def disconnect(self, session: Session, *, will: Will | None) -> None:
+        """Its connection has ended. `will`: what is to be published for it, now or later."""
+        self.owners.pop(session, None)
+        self._interests.remove_all(session)
+        self._catch_up_over(session)
+        self._uncommitted.pop(session, None)
+        session.detach(self.log.end)
+        session.will = will
+        delay_s = 0
+        if will is not None:
+            delay_s = will.properties.will_delay_interval or 0
+            if session.expiry_s is not None:
+                delay_s = min(delay_s, session.expiry_s)
+        if will is not None and not delay_s:
+            self._publish_will(session)
+        elif will is not None:
+            self._wills[session] = self.broker.timers.after(delay_s, lambda: self._publish_will(session))
+        if not session.outlives:
+            self.end(session)
+            return
+        session.asleep_since_us = self.broker.env.clock.wall_us()
+        self._changed(session, False)
+        self._expire_later(session)
+
+    def _expire_later(self, session: Session) -> None:
+        if session.expiry_s is not None:
+            slept_s = (self.broker.env.clock.wall_us() - session.asleep_since_us) / 1_000_000
+            left_s = max(0.0, session.expiry_s - slept_s)
+            self._expiries[session] = self.broker.timers.after(left_s, lambda: self.end(session))
+
+    def end(self, session: Session) -> None:
+        """The session is over, and its will with it [MQTT-3.1.2-10]."""
+        self._cancel_timer(self._expiries, session)
+        if session in self._wills:
+            self._publish_will(session)
+        session.end()
+        if self.sessions.get(session.client_id) is session:
+            del self.sessions[session.client_id]
+        self._dirty.pop(session, None)
+        if session.is_kept:
+            session.is_kept = False
+            self._append_state(session, b"")
+            self.broker.directory.committer.lazy(self.shared.sessions_log)
+
+    def _publish_will(self, session: Session) -> None:
+        self._cancel_timer(self._wills, session)
+        will, session.will = session.will, None
+        if will is None:
+            return
+        blob = encode_blob(replace(will.properties, will_delay_interval=None))
+        try:
+            self.publish(
+                [will.topic.encode()],
+                [blob],
+                [will.payload],
+                qos=int(will.qos),
+                retain=will.retain,
+                version=Version.V5,
+                origin=session.origin,
+            )
+        except HeadraceError as error:
+            _log.warning("a will was not published: %s", error, extra={"client": session.client_id})
+        if session.outlives:
+            self._changed(session, False)
+        self.broker.on_ready()
+
+    def _cancel_timer(self, timers: dict[Session, Timer[Callable[[], None]]], session: Session) -> None:
+        timer = timers.pop(session, None)
+        if timer is not None:
+            self.broker.timers.cancel(timer)
+
+    # -- subscriptions ------------------------------------------------------------------------------------------
+
+    def subscribe(self, session: Session, interest: Interest, version: Version) -> bool:
+        """From here on it gets what matches. Whether there was none with this filter before."""
+        is_new = interest.filter not in session.interests
+        session.interests[interest.filter] = interest
+        if is_shared(interest.filter):
+            return is_new
+        self._interests.add(session, interest, version)
+        if session in self._behind:
+            self._behind_interests.add(session, interest, version)
+        return is_new
+
+    def unsubscribe(self, session: Session, topic_filter: str) -> bool:
+        """Whether there was one."""
+        if session.interests.pop(topic_filter, None) is None:
+            return False
+        self._interests.remove(session, topic_filter)
+        self._behind_interests.remove(session, topic_filter)
+        return True
+
+    # -- sessions that read the log -----------------------------------------------------------------------------
+
+    def _fall_behind(self, session: Session) -> None:
+        self._behind[session] = None
+        link = session.link
+        assert link is not None
+        for interest in session.interests.values():
+            if not is_shared(interest.filter):
+                self._behind_interests.add(session, interest, link.version)
+        self._wake.set()
+
+    def _catch_up_over(self, session: Session) -> None:
+        if session in self._behind:
+            del self._behind[session]
+            self._behind_interests.remove_all(session)
+
+    def _feed_soon(self, session: Session) -> None:
+        if session in self._behind:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Feed those who are behind, and write down sessions, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_states)
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                while self._feed():
+                    self.broker.on_ready()
+                    await trio.lowlevel.checkpoint()
+
+    def _feed(self) -> bool:
+        """One read of the log, for all who have room and stand in it. False: nobody can take more for now."""
+        hungry = [session for session in self._behind if session.is_hungry]
+        if not hungry:
+            return False
+        log = self.log
+        for session in hungry:
+            if session.position < log.log_start:
+                _log.warning(
+                    "retention took records before a session could read them",
+                    extra={"client": session.client_id, "offsets": log.log_start - session.position},
+                )
+                session.counts.lost += log.log_start - session.position
+                session.position = log.log_start
+        start = min(session.position for session in hungry)
+        if start < log.end:
+            runs = log.read(start, bytes_max=READ_BYTES, end=log.end)
+            for run in runs:
+                self._feed_run(hungry, run.batch, run.first, run.last)
+        for session in hungry:
+            if session.position >= log.end and session in self._behind:
+                self._catch_up_over(session)
+                session.live = True
+                session.pump()
+        return True
+
+    def _feed_run(self, hungry: Sequence[Session], batch: RecordBatch, first: int, last: int) -> None:
+        end = int(batch.next_offset) if last == len(batch.values) else batch.offset_at(last)
+        feeding = {session for session in hungry if session.position < end}
+        if not feeding:
+            return
+        index = first
+        while index < last:
+            key = batch.keys[index]
+            topic = self._behind_topics.get(key)
+            if topic is None:
+                if len(self._behind_topics) >= TOPICS_MAX:
+                    self._behind_topics.clear()
+                topic = self._behind_topics[key] = Topic(self.shared.keys.topic_of(key))
+            plan = self._behind_interests.plan(topic)
+            if not plan.deliveries:
+                index += 1
+                continue
+            attributes = batch.attributes.at(index)
+            stop = index + 1
+            # Equal neighbours go together.
+            while stop < last and batch.keys[stop] is key and batch.attributes.at(stop) == attributes:
+                stop += 1
+            self._feed_some(plan, feeding, batch, index, stop, topic, attributes)
+            index = stop
+        for session in feeding:
+            session.position = max(session.position, end)
+
+    def _feed_some(
+        self,
+        plan: Plan,
+        feeding: set[Session],
+        batch: RecordBatch,
+        first: int,
+        last: int,
+        topic: Topic,
+        attributes: int,
+    ) -> None:
+        if plan.has_no_local:
+            pieces: Iterable[tuple[int, int, int]] = list(batch.origins.spans(first, last))
+        else:
+            pieces = ((0, first, last),)
+        for origin, low, high in pieces:
+            blobs: Sequence[bytes] = batch.properties[low:high]
+            qos, retain = (attributes & QOS_MASK) >> QOS_SHIFT, attributes & RETAIN != 0
+            if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
+                messages = [self.shared.to_mqtt(one) for one in blobs]
+                for place, message in enumerate(messages):
+                    self._feed_piece(
+                        plan.without(origin),
+                        feeding,
+                        batch,
+                        low + place,
+                        topic,
+                        [message.blob],
+                        message.qos,
+                        message.retain,
+                    )
+                continue
+            self._feed_piece(plan.without(origin), feeding, batch, low, topic, blobs, qos, retain)
+
+    def _feed_piece(
+        self,
+        plan: Plan,
+        feeding: set[Session],
+        batch: RecordBatch,
+        low: int,
+        topic: Topic,
+        blobs: Sequence[bytes],
+        qos: int,
+        retain: bool,
+    ) -> None:
+        high = low + len(blobs)
+        for expiry_us, start, end in batch.expiries.spans(low, high):
+            for delivery in plan.deliveries:
+                session = delivery.session
+                if session not in feeding:
+                    continue
+                first = start
+                offset = batch.offset_at(first)
+                if offset < session.position:
+                    first = max(first, batch.index_of(session.position))
+                    if first >= end:
+                        continue
+                    offset = batch.offset_at(first)
+                if not min(qos, delivery.qos) and offset < session.awake_from:
+                    # Nobody was there to get it.
+                    continue
+                names = [topic.name] * (end - first)
+                payloads = batch.values[first:end]
+                part = blobs[first - low : end - low]
+                if not self._offer(delivery, offset, names, part, payloads, qos, retain, expiry_us):
+                    session.position = offset
+                    feeding.discard(session)
+
+    # -- what is written down -----------------------------------------------------------------------------------
+
+    def _changed(self, session: Session, at_once: bool) -> None:
+        if at_once:
+            self.keep(session, session.release)
+            return
+        if not self._dirty:
+            self._dirty_wake.set()
+        self._dirty[session] = True
+
+    def keep(self, session: Session, done: Callable[[], None]) -> None:
+        """Write the session down; `done` is called when that is safe. One that ends with its connection is not
+        written at all."""
+        self._dirty.pop(session, None)
+        if not session.outlives:
+            done()
+            return
+        session.is_kept = True
+        end = self._append_state(session, state.encode_session(session, int(self.log.end)))
+        log = self.shared.sessions_log
+        log.when_committed(end, done)
+        self.broker.directory.committer.urgent(log)
+
+    def _append_state(self, session: Session, value: bytes) -> int:
+        appended = self.shared.sessions_log.append(
+            [state.session_key(self.host.name, session.client_id)],
+            [b""],
+            [value],
+            timestamp_us=self.broker.env.clock.wall_us(),
+            attributes=PERSISTENT,
+        )
+        return int(appended.next_offset)
+
+    async def _keep_states(self) -> None:
+        while True:
+            await self._dirty_wake.wait()
+            await self.broker.env.clock.sleep(STATE_PERIOD_S)
+            self.write_states()
+
+    def write_states(self) -> None:
+        """What acknowledgements have moved since the last time. A crash before that repeats them, with the same
+        packet identifiers."""
+        self._dirty_wake = trio.Event()
+        dirty, self._dirty = self._dirty, {}
+        for session in dirty:
+            if session.outlives:
+                session.is_kept = True
+                self._append_state(session, state.encode_session(session, int(self.log.end)))
+            elif session.is_kept:
+                session.is_kept = False
+                self._append_state(session, b"")
+        if dirty:
+            self.broker.directory.committer.lazy(self.shared.sessions_log)
+
+    def restore(self, client_id: str, kept: state.SessionState) -> None:
+        """A session as the log has it, asleep."""
+        session = self._new_session(client_id)
+        in_log = state.restore_session(session, kept)
+        session.is_kept = True
+        self.sessions[client_id] = session
+        for one in in_log:
+            flight = self._read_flight(session, one)
+            if flight is None:
+                session.counts.lost += 1
+                del session.flights[one.packet_id]
+            else:
+                session.flights[one.packet_id] = flight
+        if not session.asleep_since_us:
+            # It was connected when the broker ended.
+            session.asleep_since_us = self.broker.env.clock.wall_us()
+            self._changed(session, False)
+        if session.will is not None:
+            delay_s = session.will.properties.will_delay_interval or 0
+            self._wills[session] = self.broker.timers.after(delay_s, lambda: self._publish_will(session))
+        self._expire_later(session)
+
+    def _read_flight(self, session: Session, kept: state.FlightState) -> Flight | None:
+        try:
+            runs = self.log.read(kept.offset, bytes_max=1)
+        except OffsetOutOfRange:
+            return None
+        if not runs or runs[0].first >= runs[0].last or runs[0].batch.offset_at(runs[0].first) != kept.offset:
+            return None
+        batch, index = runs[0].batch, runs[0].first
+        blob = batch.properties[index]
+        if batch.attributes.at(index) & PROTOCOL_MASK == Vocabulary.AMQP:
+            blob = self.shared.to_mqtt(blob).blob
+        topic = self.shared.keys.topic_of(batch.keys[index])
+        return Flight(kept.offset, kept.qos, kept.retain, topic, blob, batch.values[index], kept.released)
+
+    def close(self) -> None:
+        """The broker ends: what is to be kept is written down."""
+        self.broker.taps.pop(self.log, None)
+        for session in self.sessions.values():
+            if session.outlives:
+                self._dirty[session] = True
+        self.write_states()
+
+
+def _identifiers(interest: Interest, version: Version) -> bytes:
+    if not interest.identifier or version is not Version.V5:
+        return b""
+    return encode_subscription_identifiers((interest.identifier,))
+
+
+def _marked(blobs: Sequence[bytes], shape: Shape) -> Sequence[bytes]:
+    """With the identifiers of the subscriptions that matched."""
+    if not shape.identifiers:
+        return blobs
+    if blobs.count(blobs[0]) == len(blobs):
+        return [blobs[0] + shape.identifiers] * len(blobs)
+    return [blob + shape.identifiers for blob in blobs]

@@ -1,0 +1,240 @@
+"""The MQTT door: its clients, the hubs of the vhosts they are in, keep alives; and its listeners. Driver.
+
+There is one door for all ways that MQTT comes in: plain, with TLS, over WebSocket.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from headrace.controller.changes import Change, DeletePermission, DeleteUser, DeleteVhost, PutPermission
+from headrace.controller.snapshot import Snapshot
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.record import QOS_MASK, QOS_SHIFT
+from headrace.gateways.delivery.access import Access
+from headrace.gateways.delivery.authentication import Authentication
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.limits import Limits
+from headrace.gateways.delivery.listener import Connection, Listener, TlsSide
+from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.mqtt import state
+from headrace.gateways.mqtt.client import Client
+from headrace.gateways.mqtt.config import MqttConfig
+from headrace.gateways.mqtt.hub import COMPACTED, Hub, Shared, Translated
+from headrace.gateways.mqtt.properties import PublishScans
+from headrace.gateways.mqtt.reasons import ReasonCode
+from headrace.gateways.mqtt.retained import Retained
+from headrace.gateways.mqtt.routingkeys import RoutingKeys
+from headrace.gateways.mqtt.shares import Shares
+from headrace.gateways.mqtt.topics import TopicNames
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """MQTT in one vhost."""
+
+    hub: Hub
+    shares: Shares
+
+
+class MqttDoor:
+    def __init__(
+        self,
+        broker: Broker,
+        turn: Turn,
+        access: Access,
+        authentication: Authentication,
+        limits: Limits,
+        watch: Watch,
+        *,
+        keys: RoutingKeys,
+        to_mqtt: Callable[[bytes], Translated],
+        config: MqttConfig | None = None,
+    ) -> None:
+        """Before the broker is loaded: the door has logs of its own."""
+        self.broker = broker
+        self.turn = turn
+        self.access = access
+        self.authentication = authentication
+        self.limits = limits
+        self.alarms = watch.alarms
+        self.config = config or MqttConfig()
+        self.topics = TopicNames()
+        self.scans = PublishScans()
+        self.keys = keys
+        self.clients: set[Client] = set()
+        self._places: dict[str, Place] = {}
+        self._nursery: trio.Nursery | None = None
+        self._shared = Shared(
+            broker,
+            self.config,
+            keys,
+            self.scans,
+            to_mqtt,
+            broker.private_log(state.SESSIONS_NAME, COMPACTED),
+            broker.private_log(state.RETAINED_NAME, COMPACTED),
+        )
+        broker.metadata.listen(self._metadata_changed)
+        watch.listen(self._alarms_changed)
+
+    def load(self) -> None:
+        """Sessions and retained messages as the log has them. Once the broker is loaded."""
+        for vhost, topic, message in self._retained():
+            if vhost in self.broker.vhosts:
+                place = self.place(vhost)
+                if message is None:
+                    place.hub.retained.remove(topic)
+                else:
+                    place.hub.retained.put(message)
+        kept: dict[bytes, tuple[int, bytes]] = {}
+        for offset, key, value in _entries(self._shared.sessions_log):
+            kept[key] = (offset, value)
+        for key, (offset, value) in kept.items():
+            vhost, client_id = state.split_key(key)
+            if value and vhost in self.broker.vhosts:
+                self.place(vhost).hub.restore(client_id.decode(), state.decode_session(value, offset))
+
+    def _retained(self) -> list[tuple[str, bytes, Retained | None]]:
+        found = []
+        log = self._shared.retained_log
+        offset = int(log.log_start)
+        while runs := log.read(offset):
+            for run in runs:
+                batch = run.batch
+                for index in range(run.first, run.last):
+                    vhost, topic = state.split_key(batch.keys[index])
+                    payload = batch.values[index]
+                    message = None
+                    if payload:
+                        message = Retained(
+                            topic,
+                            batch.properties[index],
+                            payload,
+                            (batch.attributes.at(index) & QOS_MASK) >> QOS_SHIFT,
+                            batch.expiries.at(index),
+                            batch.timestamps.at(index),
+                            batch.origins.at(index),
+                        )
+                    found.append((vhost, topic, message))
+            offset = int(runs[-1].batch.next_offset)
+        return found
+
+    # -- as its clients see it ------------------------------------------------------------------------------------
+
+    def place(self, vhost: str) -> Place:
+        place = self._places.get(vhost)
+        if place is None:
+            hub = Hub(self._shared, self.broker.vhosts[vhost])
+            place = self._places[vhost] = Place(hub, Shares(hub))
+            if self._nursery is not None:
+                self._nursery.start_soon(hub.run)
+        return place
+
+    def new_client_id(self) -> str:
+        return f"headrace-{self.broker.env.ids.uuid()}"
+
+    def start_soon(self, run: Callable[[], object]) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(run)  # type: ignore[arg-type]
+
+    async def serve(self, connection: Connection) -> None:
+        """One connection, until it ends."""
+        client = Client(self, connection)
+        self.clients.add(client)
+        try:
+            await client.run()
+        except Exception:
+            # Our mistake, or a disk that fails and ends the node by another way: the other connections live on.
+            _log.exception("a connection ended by an internal error", extra={"peer": connection.host})
+        finally:
+            self.clients.discard(client)
+
+    async def run(self) -> None:
+        """Keep alives and the hubs, until cancelled."""
+        clock = self.broker.env.clock
+        async with trio.open_nursery() as self._nursery:
+            for place in self._places.values():
+                self._nursery.start_soon(place.hub.run)
+            while True:
+                await clock.sleep(1)
+                now = clock.monotonic()
+                for client in list(self.clients):
+                    client.check_alive(now)
+                self.turn.end()
+
+    async def close(self) -> None:
+        """The clients have gone: what they left is written down."""
+        for place in self._places.values():
+            place.hub.close()
+        await self.broker.directory.committer.flush()
+
+    # -- told from outside ----------------------------------------------------------------------------------------
+
+    def _alarms_changed(self) -> None:
+        for client in list(self.clients):
+            client.reconsider()
+
+    def _metadata_changed(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
+        """Who lost a right, or all of them, notices without having to ask."""
+        for change in changes:
+            match change:
+                case DeleteUser(name):
+                    for client in [one for one in self.clients if one.user == name]:
+                        client.dismiss(ReasonCode.NOT_AUTHORIZED)
+                case DeleteVhost(name):
+                    for client in [one for one in self.clients if one.vhost == name]:
+                        client.dismiss(ReasonCode.ADMINISTRATIVE_ACTION)
+                    self._places.pop(name, None)
+                case DeletePermission(user, vhost):
+                    for client in [one for one in self.clients if one.user == user and one.vhost == vhost]:
+                        client.dismiss(ReasonCode.NOT_AUTHORIZED)
+                case PutPermission(right):
+                    for client in self.clients:
+                        if client.user == right.user and client.vhost == right.vhost:
+                            client.rights_changed()
+                case _:
+                    for client in self.clients:
+                        client.rights_changed()
+
+
+class MqttListener:
+    """One address of the door."""
+
+    def __init__(self, name: str, door: MqttDoor, tls: TlsSide | None = None) -> None:
+        self.name = name
+        self._door = door
+        self._listener = Listener(door.serve, door.limits, door.alarms, tls)
+        self._ended = trio.Event()
+
+    async def open(self, host: str, port: int) -> tuple[str, int]:
+        """Bind and listen; returns where."""
+        return await self._listener.open(host, port)
+
+    async def serve(self) -> None:
+        """Accept and serve; returns once drained."""
+        await self._listener.run()
+        self._ended.set()
+
+    async def drain(self) -> None:
+        """Accept nothing more; tell everybody that the broker stops (0x8B)."""
+        self._listener.close()
+        for client in list(self._door.clients):
+            client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN)
+        await self._ended.wait()
+
+
+def _entries(log: PartitionLog) -> list[tuple[int, bytes, bytes]]:
+
+    found: list[tuple[int, bytes, bytes]] = []
+    offset = int(log.log_start)
+    while runs := log.read(offset):
+        for run in runs:
+            for index in range(run.first, run.last):
+                found.append((run.batch.offset_at(index), run.batch.keys[index], run.batch.values[index]))
+        offset = int(runs[-1].batch.next_offset)
+    return found

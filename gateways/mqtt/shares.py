@@ -1,0 +1,194 @@
+"""Shared subscriptions: `$share/<group>/<filter>` is a queue bound to `amq.topic`, its members are consumers. Driver.
+
+A group with a member that outlives its connection is a durable queue, else one that ends with its last member. What a
+member does not acknowledge goes back to the group when its session ends; with QoS 2 it is never given to another
+[MQTT-4.8.2-4, MQTT-4.8.2-5]. An ephemeral group that gets a lasting member goes on in a durable queue; what the old one
+holds is still handed out, and then it goes.
+Neighbours: delivery/queue.py deals out and remembers, session.py delivers, hub.py routes everything that is not shared.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+from headrace.controller.entities import Binding, DestinationKind
+from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN
+from headrace.core_log.record import Protocol as Vocabulary
+from headrace.gateways.delivery.lane import Stretch
+from headrace.gateways.delivery.queue import Queue, QueueSettings, View
+from headrace.gateways.mqtt.hub import EXCHANGE, Hub
+from headrace.gateways.mqtt.properties import encode_subscription_identifiers
+from headrace.gateways.mqtt.reasons import Version
+from headrace.gateways.mqtt.session import Extra, Interest, Outcome, Session
+from headrace.gateways.mqtt.topics import is_shared, parse_filter
+
+
+class Member:
+    """A session's part in a group: a consumer of its queues."""
+
+    def __init__(self, hub: Hub, session: Session, interest: Interest) -> None:
+        self.tag = session.client_id
+        self.priority = 0
+        self.no_ack = False
+        self.exclusive = False
+        self.session = session
+        self.interest = interest
+        self._hub = hub
+        _group, self._filter = parse_filter(interest.filter)
+
+    def room(self) -> int:
+        session = self.session
+        link = session.link
+        if link is None or link.is_full:
+            return 0
+        return session.room - len(session.extras)
+
+    def deliver(self, queue: View, stretch: Stretch) -> None:
+        assert isinstance(queue, Queue)
+        shared = self._hub.shared
+        batch = stretch.loaded()
+        link = self.session.link
+        identifiers = b""
+        if self.interest.identifier and link is not None and link.version is Version.V5:
+            identifiers = encode_subscription_identifiers((self.interest.identifier,))
+        hides_dollar = self._filter[:1] in ("+", "#")
+        while stretch.count:
+            index = stretch.index
+            one = stretch.split(1)
+            topic = shared.keys.topic_of(batch.keys[index])
+            if hides_dollar and topic.startswith(b"$"):
+                # [MQTT-4.7.2-1] The binding's language does not know this rule.
+                queue.settle(one)
+                continue
+            attributes = batch.attributes.at(index)
+            blob = batch.properties[index]
+            qos, retain = (attributes & QOS_MASK) >> QOS_SHIFT, attributes & RETAIN != 0
+            if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
+                message = shared.to_mqtt(blob)
+                blob, qos, retain = message.blob, message.qos, message.retain
+            self.session.offer_extra(
+                Extra(
+                    topic,
+                    blob + identifiers,
+                    batch.values[index],
+                    min(qos, self.interest.qos),
+                    retain and self.interest.retain_as_published,
+                    batch.expiries.at(index),
+                    settle=partial(self._settle, queue, one),
+                )
+            )
+        self.session.pump()
+
+    def _settle(self, queue: Queue, stretch: Stretch, outcome: Outcome) -> None:
+        if queue.deleted:
+            return
+        match outcome:
+            case Outcome.ACCEPTED:
+                queue.settle(stretch)
+            case Outcome.REFUSED:
+                queue.reject(stretch)
+            case Outcome.RETURNED:
+                queue.give_back([stretch])
+        self._hub.broker.wake(queue)
+        self._hub.broker.on_ready()
+
+    def cancel(self) -> None:
+        """The queue is gone."""
+
+
+class Shares:
+    """The groups of one vhost."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        # By filter as subscribed, then by session.
+        self._members: dict[str, dict[Session, Member]] = {}
+
+    async def join(self, session: Session, interest: Interest) -> None:
+        self.leave_now(session, interest.filter)
+        queue = await self._queue(interest.filter, durable=session.outlives)
+        member = Member(self._hub, session, interest)
+        self._members.setdefault(interest.filter, {})[session] = member
+        self._consume(member, self._queues(interest.filter))
+        self._hub.broker.touch(queue)
+
+    def resume(self, session: Session) -> None:
+        """A session is connected again: it takes part in its groups."""
+        for interest in session.interests.values():
+            if is_shared(interest.filter):
+                member = self._members.setdefault(interest.filter, {}).get(session)
+                if member is None:
+                    member = Member(self._hub, session, interest)
+                    self._members[interest.filter][session] = member
+                self._consume(member, self._queues(interest.filter))
+
+    def pause(self, session: Session) -> None:
+        """Its connection has ended; what it holds stays its own."""
+        for topic_filter, members in self._members.items():
+            member = members.get(session)
+            if member is not None:
+                for queue in self._queues(topic_filter):
+                    if member in queue.consumers:
+                        queue.remove_consumer(member)
+                        self._hub.broker.wake(queue)
+
+    def wake(self, session: Session) -> None:
+        """It has room again."""
+        for interest in session.interests.values():
+            if is_shared(interest.filter):
+                for queue in self._queues(interest.filter):
+                    self._hub.broker.wake(queue)
+
+    def leave_now(self, session: Session, topic_filter: str) -> None:
+        members = self._members.get(topic_filter, {})
+        member = members.pop(session, None)
+        if member is None:
+            return
+        for queue in self._queues(topic_filter):
+            if member in queue.consumers:
+                queue.remove_consumer(member)
+            self._hub.broker.wake(queue)
+        if not members:
+            self._members.pop(topic_filter, None)
+
+    async def leave(self, session: Session, topic_filter: str) -> None:
+        """It has unsubscribed, or ended; a group that nobody is in ends."""
+        self.leave_now(session, topic_filter)
+        if topic_filter not in self._members:
+            for queue in self._queues(topic_filter):
+                await self._hub.host.delete_queue(queue, lambda: topic_filter not in self._members)
+
+    # -- queues -------------------------------------------------------------------------------------------------
+
+    def _queues(self, topic_filter: str) -> list[Queue]:
+        found = (self._hub.host.queues.get(name) for name in (topic_filter, _ephemeral(topic_filter)))
+        return [queue for queue in found if queue is not None]
+
+    async def _queue(self, topic_filter: str, *, durable: bool) -> Queue:
+        """The queue that gets what the group is to have from now on."""
+        hub = self._hub
+        lasting = hub.host.queues.get(topic_filter)
+        if lasting is not None:
+            return lasting
+        passing = hub.host.queues.get(_ephemeral(topic_filter))
+        if passing is not None and not durable:
+            return passing
+        name = topic_filter if durable else _ephemeral(topic_filter)
+        queue = await hub.host.declare_queue(name, QueueSettings(), durable=durable)
+        _group, plain = parse_filter(topic_filter)
+        key = hub.shared.keys.binding_key(plain)
+        await hub.host.bind(Binding(hub.host.name, EXCHANGE, DestinationKind.QUEUE, name, key))
+        if passing is not None:
+            await hub.host.unbind(Binding(hub.host.name, EXCHANGE, DestinationKind.QUEUE, passing.name, key))
+            for member in self._members.get(topic_filter, {}).values():
+                self._consume(member, [queue])
+        return queue
+
+    def _consume(self, member: Member, queues: Iterable[Queue]) -> None:
+        for queue in queues:
+            if member not in queue.consumers:
+                queue.add_consumer(member)
+            self._hub.broker.wake(queue)
+
+
+def _ephemeral(topic_filter: str) -> str:
+    return topic_filter + " (passing)"

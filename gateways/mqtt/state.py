@@ -1,0 +1,144 @@
+"""What outlives a connection and a crash: sessions in `__sessions`, retained messages in `__retained`. Format; pure.
+
+The key of a session is vhost, NUL, client id, and its value the whole state, so the last record of a key is the truth;
+an empty value ends it. The key of a retained message is vhost, NUL, topic; the record is the message, and one without
+a payload takes it away.
+A state speaks of the log only up to `position`: what was delivered since is found again by reading on from there, and
+gets the same packet identifiers (session.py).
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace.core_log.errors import CorruptLog
+from headrace.gateways.mqtt.packets import QoS, RetainHandling, Will
+from headrace.gateways.mqtt.properties import WILL_PROPERTIES, decode_blob, encode_blob
+from headrace.gateways.mqtt.session import Flight, Interest, Session
+
+SESSIONS_NAME = "__sessions"
+RETAINED_NAME = "__retained"
+FORMAT = 1
+
+
+class FlightState(msgspec.Struct, frozen=True, array_like=True):
+    packet_id: int
+    # -1: the message itself stands here; else it stands in the log.
+    offset: int
+    qos: int
+    released: bool
+    retain: bool = False
+    topic: bytes = b""
+    blob: bytes = b""
+    payload: bytes = b""
+
+
+class WillState(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    blob: bytes
+
+
+class SessionState(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    user: str
+    # None: for ever.
+    expiry_s: int | None
+    # 0: it was connected.
+    asleep_since_us: int
+    position: int
+    next_seq: int
+    # (filter, qos, no local, retain as published, retain handling, identifier)
+    interests: list[tuple[str, int, bool, bool, int, int]]
+    flights: list[FlightState]
+    incoming: list[int]
+    will: WillState | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SessionState)
+
+
+def session_key(vhost: str, client_id: str) -> bytes:
+    return f"{vhost}\0{client_id}".encode()
+
+
+def retained_key(vhost: str, topic: bytes) -> bytes:
+    return vhost.encode() + b"\0" + topic
+
+
+def split_key(key: bytes) -> tuple[str, bytes]:
+    """The vhost and what is behind it."""
+    vhost, _, rest = key.partition(b"\0")
+    return vhost.decode(), rest
+
+
+def encode_session(session: Session, log_end: int) -> bytes:
+    will = session.will
+    return _encoder.encode(
+        SessionState(
+            FORMAT,
+            session.user,
+            session.expiry_s,
+            session.asleep_since_us,
+            session.unread_from(log_end),
+            session.next_seq,
+            [_interest_state(one) for one in session.interests.values()],
+            [_flight_state(packet_id, flight) for packet_id, flight in session.flights.items()],
+            sorted(session.incoming),
+            None
+            if will is None
+            else WillState(
+                will.topic, will.payload, int(will.qos), will.retain, encode_blob(will.properties, WILL_PROPERTIES)
+            ),
+        )
+    )
+
+
+def _interest_state(one: Interest) -> tuple[str, int, bool, bool, int, int]:
+    return one.filter, one.qos, one.no_local, one.retain_as_published, int(one.retain_handling), one.identifier
+
+
+def _flight_state(packet_id: int, flight: Flight) -> FlightState:
+    if flight.offset >= 0:
+        return FlightState(packet_id, flight.offset, flight.qos, flight.released, flight.retain)
+    return FlightState(
+        packet_id, -1, flight.qos, flight.released, flight.retain, flight.topic, flight.blob, flight.payload
+    )
+
+
+def decode_session(value: bytes, offset: int) -> SessionState:
+    """Raises CorruptLog for what cannot be read."""
+    try:
+        state = _decoder.decode(value)
+    except msgspec.DecodeError as error:
+        raise CorruptLog(SESSIONS_NAME, 0, offset, f"a session's state cannot be read ({error})") from error
+    if state.format != FORMAT:
+        raise CorruptLog(SESSIONS_NAME, 0, offset, f"a session's state has the unknown format {state.format}")
+    return state
+
+
+def restore_session(session: Session, state: SessionState) -> Iterable[FlightState]:
+    """Returns the flights whose messages must be read from the log; `Session.flights` has the others."""
+    session.user = state.user
+    session.expiry_s = state.expiry_s
+    session.asleep_since_us = state.asleep_since_us
+    session.position = state.position
+    session.next_seq = state.next_seq
+    for text, qos, no_local, as_published, handling, identifier in state.interests:
+        session.interests[text] = Interest(text, qos, no_local, as_published, RetainHandling(handling), identifier)
+    session.incoming = set(state.incoming)
+    if state.will is not None:
+        will = state.will
+        properties = decode_blob(will.blob, WILL_PROPERTIES)
+        session.will = Will(will.topic, will.payload, QoS(will.qos), will.retain, properties)
+    in_log = []
+    for one in state.flights:
+        session.flights[one.packet_id] = Flight(
+            one.offset, one.qos, one.retain, one.topic, one.blob, one.payload, one.released
+        )
+        if one.offset >= 0 and not one.released:
+            in_log.append(one)
+    return in_log
