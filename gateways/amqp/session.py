@@ -49,6 +49,8 @@ _log = logging.getLogger(__name__)
 READ_BYTES_MIN = 4096
 # How long a peer has to answer connection.close, and to close its side of a connection that makes no sense any more.
 CLOSE_SECONDS_MAX = 10
+# How long one that was told closed may leave its socket open.
+CLOSED_SECONDS_MAX = 1
 # Whose user or vhost was deleted is gone within five seconds, whatever it answers.
 EXPEL_SECONDS_MAX = 4
 # What a stranger may send before it has logged in: a hundred times what that takes.
@@ -350,10 +352,10 @@ class Session:
         if isinstance(method, commands.Connection.Close):
             await self._let_go()
             await self._settled()
+            self._free_place()
             self._send(0, make(commands.Connection.CloseOk))
-            self.door.turn.end()
-            await self.outbox.drained()
-            raise Ended
+            self._stay_for_its_end()
+            return
         if isinstance(method, commands.Connection.CloseOk):
             raise Ended
         if self._closing:
@@ -559,9 +561,22 @@ class Session:
         try:
             await self._let_go()
         finally:
-            if self._member is not None:
-                self.door.limits.leave(self._member)
+            self._free_place()
         self.door.turn.end()
+
+    def _stay_for_its_end(self) -> None:
+        """The client was told closed. It closes the socket, as with RabbitMQ: each of its threads may send a close and
+        gets an answer. Ended by us at once, it would see a reset because of what it still sends."""
+        self._closing = True
+        self._closed_in_turn.add(0)
+        self._cutter.close_connection()
+        self._scope.deadline = trio.current_time() + CLOSED_SECONDS_MAX
+
+    def _free_place(self) -> None:
+        """Whoever is told closed may come again at once, also where there may be only one."""
+        if self._member is not None:
+            self.door.limits.leave(self._member)
+            self._member = None
 
     # -- alarms -------------------------------------------------------------------------------------------------------
 

@@ -349,6 +349,16 @@ def test_close_is_answered_and_then_comes_the_end(wire: Wire) -> None:
     wire.expect_end()
 
 
+def test_every_close_is_answered_and_what_comes_behind_it_resets_nothing(wire: Wire) -> None:
+    # As a client with threads does (amqp091-go's TestConcurrentClose); RabbitMQ leaves the end of the socket to it too.
+    close = Connection.Close(200, "bye", 0, 0)
+    wire.call(0, close, Connection.CloseOk)
+    wire.send(0, heartbeat.Heartbeat(), close)
+    wire.send(1, Queue.Declare(queue="nobody hears of it"))
+    wire.expect(Connection.CloseOk, 0)
+    assert wire.socket.recv(1) == b"", "the end, and no reset"
+
+
 def test_closed_channel_may_be_opened_again_and_counts_anew(wire: Wire, name: str) -> None:
     wire.call(1, Queue.Declare(queue=name), Queue.DeclareOk)
     for _ in range(3):
