@@ -69,7 +69,8 @@ class DirectoryConfig:
     interval_ms: int = 100
     # Removed segments are kept so long under another name, for readers that are at work on them.
     removal_delay_ms: int = 60_000
-    recycled_count_max: int = 8
+    # Of them and of those ready to be used again, so many are kept at most: they are disk that holds nothing.
+    recycled_count_max: int = 4
     trash_ms: int = 24 * 3600 * 1000
 
     def __post_init__(self) -> None:

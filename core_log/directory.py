@@ -9,6 +9,7 @@ The directory's lock, identity and clean-shutdown marker are the node's (headrac
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from uuid import UUID
@@ -26,6 +27,7 @@ from headrace.core_log.journal import CommitJournal, replay
 from headrace.core_log.key_index import KeyIndex
 from headrace.core_log.log import PartitionLog, Shared
 from headrace.core_log.pool import SegmentPool
+from headrace.core_log.segment import Segment
 from headrace.core_log.spec import SPEC, STREAMS, StreamSpec, folder_of, list_streams
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.tail import TailCache
@@ -206,12 +208,36 @@ class LogDirectory:
         """Commit and maintain until cancelled. Raises when the disk can no longer be trusted."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.committer.run)
+            nursery.start_soon(self._retain)
             nursery.start_soon(self._maintain)
+
+    async def _retain(self) -> None:
+        """Beside the rest, which may take long when much is written."""
+        while True:
+            await self.env.clock.sleep(MAINTENANCE_S)
+            await self.retain()
 
     async def _maintain(self) -> None:
         while True:
             await self.env.clock.sleep(MAINTENANCE_S)
             await self.maintain()
+
+    async def retain(self) -> None:
+        """Let go of what retention allows, and of files that were let go of."""
+        await trio.lowlevel.checkpoint()
+        now_us = self.env.clock.wall_us()
+        for stream in self.streams.values():
+            for log in stream.partitions:
+                # What a full disk does not allow for can wait, and the next log may have something to give back.
+                with suppress(DiskFull):
+                    self._retain_log(log, now_us)
+
+    def _retain_log(self, log: PartitionLog, now_us: int) -> None:
+        log.recycle(now_us // 1000 - self.config.removal_delay_ms)
+        if len(log.segments) > 1:
+            before = log.log_start
+            if log.delete_before(log.expired(now_us, self.pinned_from(log))) > before:
+                self.committer.urgent(log)
 
     async def maintain(self) -> None:
         """One round: retention, watermarks for offline readers, files to recycle, key indexes, compaction, trash."""
@@ -230,20 +256,24 @@ class LogDirectory:
 
     async def _maintain_log(self, log: PartitionLog, now_us: int) -> None:
         log.note_watermark()
-        log.recycle(now_us // 1000 - self.config.removal_delay_ms)
+        self._retain_log(log, now_us)
         if len(log.segments) < 2:
             return
-        before = log.log_start
-        if log.delete_before(log.expired(now_us, self.pinned_from(log))) > before:
-            self.committer.urgent(log)
         for segment in log.segments[:-1]:
-            if segment.end_offset <= log.synced_end and not KeyIndex.exists(self.env.storage, segment):
-                await self.env.worker.run(lambda one=segment: KeyIndex.build(self.env.storage, one))  # type: ignore[misc]
-                if segment not in log.segments:
-                    # It was removed meanwhile, with the indexes it had.
-                    segment.remove_indexes()
+            if log.log_start < segment.end_offset <= log.synced_end and not KeyIndex.exists(self.env.storage, segment):
+                await self._index_keys(log, segment)
         if log.config.cleanup == "compact":
             await compact(self.env, log)
+
+    async def _index_keys(self, log: PartitionLog, segment: Segment) -> None:
+        try:
+            await self.env.worker.run(lambda: KeyIndex.build(self.env.storage, segment))
+        except FileNotFoundError:
+            if segment in log.segments:
+                raise
+        if segment not in log.segments:
+            # It was removed meanwhile, with the indexes it had.
+            segment.remove_indexes()
 
     def _empty_trash(self, before_ms: int) -> None:
         storage = self.env.storage

@@ -555,10 +555,16 @@ class Broker:
             if expiry_us:
                 queue.timed = True
             to_dispatch[queue] = None
-        self._dirty_logs[log] = None
+        self._note_written(log)
         tap = self.taps.get(log)
         if tap is not None:
             tap(run.batch, run.first, run.last)
+
+    def _note_written(self, log: PartitionLog) -> None:
+        """The journal will say that everybody has got theirs of it: retention waits for that."""
+        if log not in self._dirty_logs:
+            self._dirty_logs[log] = None
+            self._wake.set()
 
     def _to_commit(self, log: PartitionLog, attributes: int) -> None:
         if attributes & PERSISTENT:
@@ -568,7 +574,7 @@ class Broker:
 
     def appended(self, log: PartitionLog) -> None:
         """Somebody appended to a log other than by a publish, and will wait for it."""
-        self._dirty_logs[log] = None
+        self._note_written(log)
         self.directory.committer.urgent(log)
 
     def exchanges_of(self, stretch: Stretch) -> Sequence[bytes]:

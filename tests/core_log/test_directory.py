@@ -265,7 +265,8 @@ def test_removed_segments_of_an_earlier_life_are_recycled_too() -> None:
     (log,) = directory.streams[UUID(int=1)].partitions
     log.delete_before(log.high_watermark)
     commit(directory, log)
-    again = open_directory(storage.process_crash(), config=DirectoryConfig(removal_delay_ms=0))
+    limits = DirectoryConfig(removal_delay_ms=0, recycled_count_max=8)
+    again = open_directory(storage.process_crash(), config=limits)
     drive(again.maintain())
     assert len(again.env.storage.list("recycled")) == 5
 
@@ -369,6 +370,17 @@ async def test_directory_on_real_files_commits_maintains_closes_and_opens_again(
     unclean = await LogDirectory.open(real_env(tmp_path), DirectoryConfig(), clean=False)
     for log in unclean.streams[stream.spec.id].partitions:
         assert list(values_of(log).values()) == [b"%d" % number * 100 for number in range(20)]
+
+
+async def test_retention_does_not_wait_for_the_rest_of_the_maintenance() -> None:
+    directory = filled(MemoryStorage(), replace(SMALL, retention_bytes=1000))
+    (log,) = directory.streams[UUID(int=1)].partitions
+    directory.maintain = trio.sleep_forever  # type: ignore[method-assign]
+    async with running(directory):
+        with trio.fail_after(10):
+            while log.log_start == 0:
+                await trio.lowlevel.checkpoint()
+    assert log.log_start == 4
 
 
 async def test_run_maintains_every_so_often() -> None:

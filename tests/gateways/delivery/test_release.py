@@ -233,6 +233,14 @@ async def test_nothing_is_copied_where_retention_would_keep_it_anyway(autojump_c
             assert running.broker.releases.count == 0
 
 
+async def test_log_of_an_exchange_that_nobody_is_bound_to_is_let_go_of_too(autojump_clock: MockClock) -> None:
+    async with house().broker() as running:
+        await exchange(running)
+        await pass_by(running)
+        await trio.sleep(5)
+        assert log_of(running, "x").byte_count <= SMALL.retention_bytes + SMALL.segment_bytes_max
+
+
 async def test_release_by_age_needs_no_retention_by_bytes(autojump_clock: MockClock) -> None:
     config = LogConfig(segment_bytes_max=4000, batch_bytes_max=600, retention_ms=60_000, compression="none")
     async with House(log_config=config, release_bytes_min=20_000).broker() as running:
