@@ -54,7 +54,7 @@ def read_bare(folder: Path, log: PartitionLog, block: int) -> None:
 def read_lists(log: PartitionLog) -> int:
     offset = count = 0
     while offset < log.high_watermark:
-        for run in log.read(offset, bytes_max=BLOCK):
+        for run in log.read(offset):
             count += len(run.batch.keys) + len(run.batch.properties) + len(run.batch.values)
             offset = int(run.batch.next_offset)
     return count // 3

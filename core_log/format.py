@@ -376,7 +376,7 @@ def maybe_header(data: bytes, position: int, salt: int) -> BatchHeader | None:
     fields = HEADER.unpack_from(data, position)
     if fields[0] != BATCH_MAGIC or fields[2] != salt:
         return None
-    header = BatchHeader(*fields)
+    header = BatchHeader._make(fields)
     stored = HEADER_SIZE + header.summary_size + header.fixed_stored + header.blob_stored
     return header if header.size == stored else None
 
@@ -439,6 +439,11 @@ class Columns(NamedTuple):
     header_keys: memoryview
     header_values: memoryview
     values: memoryview
+
+    @property
+    def runs(self) -> tuple[Runs, Runs, Runs, Runs, Runs, Runs]:
+        """In the order in which a RecordBatch takes them."""
+        return self[1:7]
 
 
 def decode_columns(data: bytes | memoryview, position: int, header: BatchHeader, *, blobs: bool = True) -> Columns:
@@ -611,18 +616,18 @@ def _total(sizes: bytes, count: int) -> int:
 
 def decode(data: bytes | memoryview, position: int, header: BatchHeader) -> RecordBatch:
     """A batch as it was before encoding. References to large route sets are left for the log to resolve."""
-    batch = RecordBatch(header.base_offset, header.leader_epoch, header.producer)
-    batch.span = header.span
     if header.flags & FLAG_GAP:
         _refuse_unknown(header)
         if header.gap not in Gap._value2member_map_:
             raise UnknownFormat(f"gap at offset {header.base_offset}: reason {header.gap} is not known to this release")
-        batch.gap = Gap(header.gap)
-        return batch
+        empty = RecordBatch(header.base_offset, header.leader_epoch, header.producer)
+        empty.span = header.span
+        empty.gap = Gap(header.gap)
+        return empty
     columns = decode_columns(data, position, header)
     count = header.record_count
-    batch.timestamps, batch.expiries, batch.attributes = columns.timestamps, columns.expiries, columns.attributes
-    batch.routes, batch.origins, batch.tags = columns.routes, columns.origins, columns.tags
+    batch = RecordBatch(header.base_offset, header.leader_epoch, header.producer, columns.runs)
+    batch.span = header.span
     batch.route_sets = columns.route_sets
     if len(columns.tag_sets) > 1:
         texts = columns.tag_texts

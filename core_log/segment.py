@@ -168,6 +168,9 @@ class Segment:
             ) or self._rebuild_index(interval)
             self.end_position = self.index.end_position
         entry = self.index.position_before(offset)
+        if entry is not None and entry[0] == offset:
+            # A reader that goes on from batch to batch: nothing has to be read to find it (bench/read.py).
+            return entry[1]
         position = SEGMENT_HEAD_SIZE if entry is None else entry[1]
         for at, header in self.headers(position):
             if header.next_offset > offset:
