@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import trio
@@ -156,7 +157,17 @@ class Client:
         self.outbox.put(data)
 
     def _put(self, packet: Packet) -> None:
-        self.outbox.put(encode_packet(packet, self.version))
+        """[MQTT-3.1.2-24] Nothing larger than the client takes: what only explains is left out first."""
+        data = encode_packet(packet, self.version)
+        limit = self.packet_bytes_max
+        if limit and len(data) > limit:
+            data = encode_packet(_unexplained(packet), self.version)
+            if len(data) > limit:
+                kind = type(packet).__name__.upper()
+                _log.warning("connection closed: %s does not fit into its maximum packet size", kind, extra=self._who())
+                self._scope.cancel()
+                return
+        self.outbox.put(data)
 
     def _has_room(self) -> None:
         """The socket takes more: in the next turn, since this one may be in the middle of a send."""
@@ -316,6 +327,7 @@ class Client:
             await self._refuse(first.error)
         assert isinstance(first, Connect), "the cutter lets nothing else pass"
         self.version = first.version
+        self.packet_bytes_max = first.properties.maximum_packet_size or 0
         try:
             place = await self._log_in(first)
             self._open(first, place)
@@ -333,7 +345,7 @@ class Client:
         version = self._cutter.version
         if version is Version.V5:
             properties = Properties(reason_string=error.text) if self._problem_information else NO_PROPERTIES
-            self.outbox.put(encode_packet(Connack(error.code, False, properties), version))
+            self._put(Connack(error.code, False, properties))
         elif version is Version.V3_1_1 or error.code is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             code = return_code(error.code)
             if code is not None:
@@ -390,7 +402,6 @@ class Client:
         if refusal is not None:
             raise MqttError(ReasonCode.QUOTA_EXCEEDED, refusal)
         self._member = member
-        self.packet_bytes_max = asked.maximum_packet_size or 0
         self.alias_max = asked.topic_alias_maximum or 0
         self.window = min(asked.receive_maximum or 65_535, config.inflight_max)
         self.keep_alive_s, told_keep_alive_s = self._keep_alive(connect.keep_alive_s)
@@ -524,30 +535,23 @@ class Client:
 
     def _publish_once(self, session: Session, run: PublishRun) -> None:
         """[MQTT-4.3.3] A second PUBLISH with an identifier that was not released is the same message."""
-        incoming = session.incoming
-        fresh = [place for place, packet_id in enumerate(run.packet_ids) if packet_id not in incoming]
-        if len(fresh) < len(run.packet_ids):
-            known = [packet_id for packet_id in run.packet_ids if packet_id in incoming]
-            # They may be on their way to the disk: whoever asked first is answered for both.
-            self._answer(known, PacketType.PUBREC, self.door.place(self.vhost).hub.log.end)
-            run = PublishRun(
-                run.first_byte,
-                [run.topics[place] for place in fresh],
-                [run.properties[place] for place in fresh],
-                [run.payloads[place] for place in fresh],
-                [run.packet_ids[place] for place in fresh],
-            )
-        if not run.packet_ids:
-            return
-        self._count_unanswered(len(run.packet_ids))
-        reached = self._append(session, run)
-        incoming.update(run.packet_ids)
-        if session.outlives and self._place is not None:
-            # With the message in one group: after a crash both are there or none is (M2).
-            hub, packet_ids = self._place.hub, run.packet_ids
+        incoming, packet_ids = session.incoming, run.packet_ids
+        fresh = run
+        if not incoming.isdisjoint(packet_ids) or len(set(packet_ids)) < len(packet_ids):
+            fresh = _only(run, incoming)
+        if fresh.packet_ids:
+            self._count_unanswered(len(fresh.packet_ids))
+            self._append(session, fresh)
+            incoming.update(fresh.packet_ids)
+        assert self._place is not None
+        hub = self._place.hub
+        # What came before may still be on its way to the disk: whoever asks again is answered when it is there.
+        reached = int(hub.log.end)
+        if session.outlives:
+            # With the message in one group: after a crash both are there or none is (M1).
             hub.keep(session, lambda: self._answer(packet_ids, PacketType.PUBREC, reached))
         else:
-            self._answer(run.packet_ids, PacketType.PUBREC, reached)
+            self._answer(packet_ids, PacketType.PUBREC, reached)
 
     def _answer(self, packet_ids: Sequence[int], kind: PacketType, reached: int | None) -> None:
         """Once the log is committed up to there, and not before."""
@@ -759,6 +763,31 @@ class Client:
             "client": self.client_id,
             "door": "mqtt",
         }
+
+
+def _unexplained(packet: Packet) -> Packet:
+    """Without reason string and user properties [MQTT-3.4.2-2, MQTT-3.4.2-3 and the like]."""
+    match packet:
+        case Connack() | Puback() | Pubrec() | Disconnect():
+            return replace(packet, properties=replace(packet.properties, reason_string=None, user_properties=()))
+        case _:
+            return packet
+
+
+def _only(run: PublishRun, known: set[int]) -> PublishRun:
+    """What of a run is new: the first with each identifier that is not known."""
+    seen, places = set(known), []
+    for place, packet_id in enumerate(run.packet_ids):
+        if packet_id not in seen:
+            seen.add(packet_id)
+            places.append(place)
+    return PublishRun(
+        run.first_byte,
+        [run.topics[place] for place in places],
+        [run.properties[place] for place in places],
+        [run.payloads[place] for place in places],
+        [run.packet_ids[place] for place in places],
+    )
 
 
 def _as_mqtt(error: HeadraceError) -> MqttError:
