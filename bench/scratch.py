@@ -69,11 +69,15 @@ def warm_memory(folder: Path, size: int) -> None:
 
 
 def interleaved(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """The median seconds of each call; they take turns, so that a noisy moment falls on all of them."""
+    """The median CPU seconds of each call; they take turns, so that a noisy moment falls on all of them.
+
+    For calls that wait for nothing (no sync, files in the page cache): on a quiet machine it is the time they take, and
+    on a shared one what others do is not counted.
+    """
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, taken in zip(calls, times, strict=True):
-            begun = time.perf_counter()
+            begun = time.process_time()
             call()
-            taken.append(time.perf_counter() - begun)
+            taken.append(time.process_time() - begun)
     return [statistics.median(taken) for taken in times]
