@@ -1,7 +1,7 @@
 """What idempotent producers have written to one partition. Machine; pure.
 
 Per producer the last 4,096 sequences are kept as intervals: an unseen one is written, a seen one is acknowledged
-and not written, one below the window is refused, never acknowledged (VIEWS 2.5). Internal producers (outboxes)
+and not written, one below the window is refused, never acknowledged (O4). Internal producers (outboxes)
 number densely, so for them a gap is refused too. State is rebuilt from the headers of idempotent batches; a
 snapshot at each roll keeps it when retention takes the records.
 """

@@ -2,7 +2,7 @@
 
 Deliveries are held in runs (first tag, stretch), in the order of their tags; an ack up to a tag takes whole runs off
 the front, a single one splits at most one run. Confirms are told in the order of the publishes, as many as possible
-with one `multiple`, never across a publish that is not yet safe (2.8).
+with one `multiple`, never across a publish that is not yet safe (D1).
 """
 
 from bisect import bisect_right

@@ -1,7 +1,7 @@
 """Copies of records in a queue's own log: of the past that it was bound to, and of what it was released from. Driver.
 
 A copy keeps key, properties, value, time, expiry and tags, is flagged relocated, and says where it came from in headers
-of its own (2.7). It is routed to nobody: only the view that it was made for knows of it, by an exact extent; a crash
+of its own. It is routed to nobody: only the view that it was made for knows of it, by an exact extent; a crash
 before that is journalled leaves records that nobody sees. Neighbours: past.py and release.py make them, lane.py reads
 them.
 """

@@ -250,7 +250,7 @@ async def test_settled_and_journalled_records_do_not_return(end: str) -> None:
 
 
 async def test_settlement_of_a_record_that_the_power_took_takes_no_other_record_with_it() -> None:
-    """Early dispatch, ack and journal overtake the commit; the next record must not be swallowed (2.1)."""
+    """Early dispatch, ack and journal overtake the commit; the next record must not be swallowed (K3)."""
     machine = Machine()
     async with machine.start() as running:
         await running.declare("q")

@@ -510,7 +510,7 @@ def test_records_that_came_back_one_by_one_are_read_again_together(monkeypatch: 
 
 
 def test_lost_tail_of_a_log_takes_no_later_record_with_it() -> None:
-    """What the journal knows as settled did not outlive the power; new records are numbered behind it (2.1)."""
+    """What the journal knows as settled did not outlive the power; new records are numbered behind it (K3)."""
     lane, logs = new_lane(), Logs()
     log = logs.create()
     publish(lane, log, [b"kept", b"kept too"])
