@@ -132,3 +132,8 @@ def test_a_claim_file_without_claims_has_failed() -> None:
 )
 def test_exit_status(verdicts: list[Verdict], status: int) -> None:
     assert run.exit_status(verdicts) == status
+
+
+def test_every_claim_file_stands_in_the_table_of_claims() -> None:
+    page = (run.HERE / "README.md").read_text()
+    assert [name for name in run.claim_files(run.HERE) if f"| `{name}.py` |" not in page] == []
