@@ -3,7 +3,7 @@
 What MQTT 3.1.1 has no place for (properties, most reason codes) is left out; what no version can say is our mistake:
 ValueError. The short forms are used where the standards offer them: an acknowledgement that went well is four bytes.
 Runs take columns and give all packets joined: those bytes are the same for every subscriber of one version at QoS 0.
-Neighbours: packets.py, properties.py, fields.py below; cutter.py is the other direction.
+Neighbours: packets.py, properties.py, fields.py, memo.py below; cutter.py is the other direction.
 """
 
 import struct
@@ -13,6 +13,7 @@ from operator import add
 from typing import TypeVar
 
 from headrace.gateways.mqtt.fields import U16, encode_binary, encode_text, encode_u16, encode_varint
+from headrace.gateways.mqtt.memo import Memo
 from headrace.gateways.mqtt.packets import (
     Auth,
     Connack,
@@ -43,7 +44,6 @@ from headrace.gateways.mqtt.reasons import (
 )
 
 _T = TypeVar("_T")
-_K = TypeVar("_K")
 
 PINGREQ = b"\xc0\x00"
 PINGRESP = b"\xd0\x00"
@@ -277,32 +277,15 @@ def encode_publish_run(
     return b"".join(parts)
 
 
-class _Encoded(dict[_K, bytes]):
-    """Computes what it does not hold. Full means start again; what is long is not kept."""
-
-    def __init__(self, encode: Callable[[_K], bytes], count_max: int = 16_384, bytes_max: int = 256) -> None:
-        self._encode = encode
-        self._count_max = count_max
-        self._bytes_max = bytes_max
-
-    def __missing__(self, key: _K) -> bytes:
-        encoded = self._encode(key)
-        if len(encoded) <= self._bytes_max:
-            if len(self) >= self._count_max:
-                self.clear()
-            self[key] = encoded
-        return encoded
-
-
 def _head_encoder(first_byte: int) -> Callable[[int], bytes]:
     return lambda size: bytes((first_byte,)) + encode_varint(size)
 
 
-_NAMES: _Encoded[bytes] = _Encoded(encode_binary)
-_BLOBS: _Encoded[bytes] = _Encoded(lambda blob: encode_varint(len(blob)) + blob)
+_NAMES: Memo[bytes] = Memo(encode_binary)
+_BLOBS: Memo[bytes] = Memo(lambda blob: encode_varint(len(blob)) + blob)
 # First byte -> remaining length -> both encoded.
-_HEADS: dict[int, _Encoded[int]] = {
-    first_byte: _Encoded(_head_encoder(first_byte), count_max=4096)
+_HEADS: dict[int, Memo[int]] = {
+    first_byte: Memo(_head_encoder(first_byte), count_max=4096)
     for first_byte in (0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D)
 }
 

@@ -21,6 +21,8 @@ RabbitMQ's mapping (`lossy=True`) only exchanges `/` and `.`, `+` and `*`: `a.b/
 import re
 from collections.abc import Callable, Sequence
 
+from headrace.gateways.mqtt.memo import Memo
+
 ROUTING_KEY_BYTES_MAX = 255  # of AMQP 0-9-1; the log's keys, like topics, may be longer
 
 # Each stands for one byte that a word or a topic cannot hold, or that would not come back.
@@ -61,8 +63,8 @@ class RoutingKeys:
 
     def __init__(self, *, lossy: bool = False, count_max: int = 65_536, bytes_max: int = 256) -> None:
         self.lossy = lossy
-        self._keys = _Cache(self._key_of, count_max, bytes_max)
-        self._topics = _Cache(self._topic_of, count_max, bytes_max)
+        self._keys: Memo[bytes] = Memo(self._key_of, count_max=count_max, bytes_max=bytes_max)
+        self._topics: Memo[bytes] = Memo(self._topic_of, count_max=count_max, bytes_max=bytes_max)
 
     def key_of(self, topic: bytes) -> bytes:
         """The routing key of a well-formed topic name."""
@@ -109,23 +111,6 @@ def short_key(key: bytes) -> bytes:
     if len(key) <= ROUTING_KEY_BYTES_MAX:
         return key
     return key[:ROUTING_KEY_BYTES_MAX].decode("utf-8", "ignore").encode()
-
-
-class _Cache(dict[bytes, bytes]):
-    """Computes what it does not hold. Full means start again; long texts are not kept."""
-
-    def __init__(self, compute: Callable[[bytes], bytes], count_max: int, bytes_max: int) -> None:
-        self._compute = compute
-        self._count_max = count_max
-        self._bytes_max = bytes_max
-
-    def __missing__(self, text: bytes) -> bytes:
-        found = self._compute(text)
-        if len(text) <= self._bytes_max:
-            if len(self) >= self._count_max:
-                self.clear()
-            self[text] = found
-        return found
 
 
 def _hex(surrogate: str) -> str:

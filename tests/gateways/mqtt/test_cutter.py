@@ -333,6 +333,43 @@ def test_a_run_of_equal_sizes_ends_where_one_differs() -> None:
     assert isinstance(violation, Violation) and violation.error.statement == "MQTT-2.2.1-3"
 
 
+# Each says more than it holds, and what follows could be taken for the rest of it.
+REACHING = [
+    pytest.param(b"\x30\x03\0\x09a", id="topic"),
+    pytest.param(b"\x30\x04\0\x02ab", id="no property length"),
+    pytest.param(b"\x32\x03\0\1a", id="no packet identifier"),
+    pytest.param(b"\x32\x04\0\1a\x07", id="half a packet identifier"),
+    pytest.param(b"\x30\x04\0\1a\x07", id="properties"),
+    pytest.param(b"\x30\x06\0\1a\x04\x26\0", id="half a property"),
+    pytest.param(b"\x30\x04\0\1a\x80", id="half a property length"),
+    pytest.param(b"\x30\x01\0", id="half a topic length"),
+    pytest.param(b"\x30\0", id="nothing"),
+    pytest.param(b"\x30\x06\0\0\3\x23\0\1", id="alias without a topic"),
+    pytest.param(b"\x30\x84\0\0\1a\0", id="length too long"),
+    pytest.param(b"\x40\x02\0\0", id="acknowledgement of 0"),
+    pytest.param(b"\x62\x02\0\0", id="release of 0"),
+    pytest.param(b"\x40\x01\0", id="half an acknowledgement"),
+]
+
+
+@pytest.mark.parametrize("behind", [b"", b"aaaaaaaaaaaaaaaa", b"\1" * 40, publish() * 3])
+@pytest.mark.parametrize("bad", REACHING)
+@pytest.mark.parametrize("before", [b"", publish() * 20, encode_ack_run(PacketType.PUBACK, [1, 2])])
+def test_packet_that_reaches_into_the_next_one_is_refused(before: bytes, bad: bytes, behind: bytes) -> None:
+    for version in Version:
+        head = encode_packet(Connect("c", version), version)
+        assert cut(PacketCutter(), head + before + bad + behind) == read_plainly(head + before + bad + behind)
+
+
+@pytest.mark.parametrize("size", [127, 128, 129, 16_383, 16_384, 16_385, 2_097_151, 2_097_152])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_length_of_any_width_is_read(version: Version, size: int) -> None:
+    payload = bytes(size - 3)
+    octets = publish("a", payload, version) * 2
+    happened = cut(connected(version), octets, 1, 2, 3, 4, 5, size)
+    assert [(row[0], row[1]) for row in happened] == [(b"a", payload)] * 2  # type: ignore[index]
+
+
 # ---- limits and the order of things --------------------------------------------------------------------------------
 
 

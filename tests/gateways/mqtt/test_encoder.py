@@ -112,6 +112,13 @@ def test_a_run_of_one_topic_is_the_single_packets_joined(count: int, sizes: tupl
     assert octets == b"".join(single)
 
 
+def test_properties_and_topics_may_differ_within_a_run() -> None:
+    a, text = b"\x01\x01", b"a"
+    assert encode_publish_run(0x30, [text] * 2, [b"", a], [b"x"] * 2, [], V5) == b"0\x05\0\1a\0x0\x07\0\1a\2\1\1x"
+    assert encode_publish_run(0x30, [text] * 2, [b"", a], [b"x"] * 2, [], V3) == b"0\x04\0\1ax0\x04\0\1ax"
+    assert encode_publish_run(0x30, [text, b"bc"], [a] * 2, [b""] * 2, [], V3) == b"0\x03\0\1a0\x04\0\2bc"
+
+
 def test_an_empty_run_is_nothing() -> None:
     assert encode_publish_run(0x30, [], [], [], [], V5) == b""
     assert encode_ack_run(PacketType.PUBACK, []) == b""

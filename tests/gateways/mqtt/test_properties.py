@@ -145,33 +145,59 @@ def decoded(blob: bytes) -> tuple[ReasonCode, str] | Properties:
     return found
 
 
+ODD_BLOBS = [
+    b"\x26\0\2a\0\0\0",
+    b"\x26\0\0\0\1\0",
+    b"\x26\0\1a\0\1\xff",
+    b"\x26\0\1\xff\0\0",
+    b"\x26\0\1a\0\5b",
+    b"\x26\0\1a",
+    b"\x26\0\x09a\0\0",
+    b"\x01\2",
+    b"\x01",
+    b"\x01\1\x01\1",
+    b"\x02\0\0\0",
+    b"\x03\0\5ab",
+    b"\x03\0\1\0",
+    b"\x03\0\1\xff",
+    b"\x08\0\0",
+    b"\x08\0\1#",
+    b"\x08\0\1\0",
+    b"\x09\0\5ab",
+    b"\x09\0\2\0\xff",
+    b"\x0b\1",
+    b"\x23\0\0",
+    b"\x23\0",
+    b"\x23\0\1\x23\0\1",
+    b"\x80\0",
+    b"\x24\1",
+    b"\x7f",
+]
+
+
 @settings(max_examples=300)
 @given(
     st.lists(
         st.one_of(
             PUBLISHED.map(encode_blob),
             st.binary(max_size=8),
-            st.sampled_from(
-                [
-                    b"\x26\0\1x\0\1\xff",
-                    b"\x26\0\2a\0\0\0",
-                    b"\x26\0\0\0\0",
-                    b"\x03\0\0",
-                    b"\x08\0\1a",
-                    b"\x08\0\0",
-                    b"\x09\0\2\0\xff",
-                    b"\x01\1",
-                    b"\x23\0\0",
-                    b"\x0b\x05",
-                    b"\x80\x00",
-                    b"\x02\0\0\0",
-                ]
-            ),
+            st.sampled_from(ODD_BLOBS),
         ),
         max_size=3,
     ).map(b"".join)
 )
 def test_a_scan_refuses_exactly_what_a_decode_refuses(blob: bytes) -> None:
+    compare_scan(blob)
+
+
+@pytest.mark.parametrize("before", [b"", b"\x26\0\1a\0\1b"])
+@pytest.mark.parametrize("odd", ODD_BLOBS)
+def test_a_scan_and_a_decode_agree_on_what_is_odd(before: bytes, odd: bytes) -> None:
+    compare_scan(before + odd)
+    compare_scan(odd + before)
+
+
+def compare_scan(blob: bytes) -> None:
     expected = decoded(blob)
     try:
         scanned = scan(blob)
@@ -184,7 +210,7 @@ def test_a_scan_refuses_exactly_what_a_decode_refuses(blob: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["x-delay", "x-", "tag", "tags"])
 def test_properties_that_may_concern_the_broker_are_seen(name: str) -> None:
-    assert scan(encode_blob(Properties(user_properties=(("a", "b"), (name, "v"))))).interesting
+    assert scan(encode_blob(Properties(user_properties=(("a", "b"), (name, "v"), ("c", "d"))))).interesting
     assert not scan(encode_blob(Properties(user_properties=(("a", name),)))).interesting
 
 
