@@ -343,6 +343,7 @@ class Client:
         """[MQTT-3.2.2-7] CONNACK with the reason, where the client's version has one for it, and the end."""
         _log.info("connection refused: %s", error, extra={"peer": self.connection.host})
         version = self._cutter.version
+        self.version = version or Version.V3_1_1
         if version is Version.V5:
             properties = Properties(reason_string=error.text) if self._problem_information else NO_PROPERTIES
             self._put(Connack(error.code, False, properties))
