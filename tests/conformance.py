@@ -36,7 +36,7 @@ def read_rows(page: str) -> list[Row]:
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         if not line.startswith("| ") or len(cells) != 3 or cells[0] in ("feature", "---"):
             continue
-        tests = tuple(f"{FOLDER}/{name}" for name in _TEST.findall(cells[2]))
+        tests = tuple(name if name.startswith("tests/") else f"{FOLDER}/{name}" for name in _TEST.findall(cells[2]))
         later = _NOT_YET.fullmatch(cells[2])
         if bool(tests) == bool(later):
             raise ValueError(f"{section}, {cells[0]}: name the tests, or 'not yet: why; roadmap N'")

@@ -1,0 +1,1 @@
+"""Other people's clients against a running broker. README.md says which, and what they show."""
