@@ -17,6 +17,7 @@ from headrace.kinds import (
     Kind,
     Listen,
     Milliseconds,
+    Origins,
     Seconds,
     Share,
     Size,
@@ -146,6 +147,26 @@ def test_share_outside_its_range_is_refused(raw: object) -> None:
         Share(0, 1).read(raw)
 
 
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("", ()),
+        ("none", ()),
+        ("any", ("any",)),
+        ("https://app.example, http://10.0.0.7:3000,null", ("https://app.example", "http://10.0.0.7:3000", "null")),
+    ],
+)
+def test_origins_are_what_browsers_call_so(text: str, origins: tuple[str, ...]) -> None:
+    assert Origins().read(text) == origins
+    assert Origins().read(Origins().show(origins)) == origins
+
+
+@pytest.mark.parametrize("raw", ["app.example", "https://app.example/", "https://App.example", "a,,b", "*", 1, ["any"]])
+def test_origin_that_no_browser_would_say_is_refused(raw: object) -> None:
+    with pytest.raises(ValueError):
+        Origins().read(raw)
+
+
 def test_path_may_be_none_where_that_is_allowed() -> None:
     assert FilePath(maybe=True).read("none") is None
     assert FilePath(maybe=True).show(None) == "none"
@@ -176,7 +197,7 @@ def test_shown_address_reads_back_as_itself(host: object, port: int) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [ANY_SIZE, ANY_DURATION, Seconds(0, 9), Count(0, 9), Listen(), Text(), FilePath(), Flag(), Share(0, 1)],
+    [ANY_SIZE, ANY_DURATION, Seconds(0, 9), Count(0, 9), Listen(), Text(), FilePath(), Flag(), Share(0, 1), Origins()],
     ids=str,
 )
 @given(raw=st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.booleans(), st.none()))

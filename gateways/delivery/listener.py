@@ -37,6 +37,10 @@ class ByteSocket(Protocol):
     def close(self) -> None: ...
 
 
+def _nothing_more() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     socket: ByteSocket
@@ -45,6 +49,8 @@ class Connection:
     tls: bool = False
     # From a certificate that was checked; None if there is none, or none that can be used.
     certified_name: str | None = None
+    # Whether `socket.recv` may have something though the descriptor is not readable: a layer in between holds it.
+    has_more: Callable[[], bool] = _nothing_more
 
     @property
     def is_loopback(self) -> bool:

@@ -136,7 +136,7 @@ class Client:
             scans=door.scans,
         )
         self._read_bytes = READ_BYTES_MIN
-        self._more = False
+        self._more = connection.has_more()
         self._scope = trio.CancelScope()
         # Topics this user may publish to, as asked before.
         self._allowed: set[bytes] = set()
@@ -230,15 +230,18 @@ class Client:
             try:
                 data = self._socket.recv(self._read_bytes)
             except BlockingIOError:
-                self._more = False
+                self._more = self.connection.has_more()
+                if self._more:
+                    await trio.lowlevel.checkpoint()
                 continue
             except OSError:
                 raise Ended from None
             if not data:
                 raise Ended
             self.last_received = self.door.broker.env.clock.monotonic()
-            was_more, self._more = self._more, len(data) == self._read_bytes
-            if self._more:
+            is_full = len(data) == self._read_bytes
+            was_more, self._more = self._more, is_full or self.connection.has_more()
+            if is_full:
                 self._read_bytes = min(self._read_bytes * 2, self.door.config.read_bytes_max)
             elif len(data) < self._read_bytes // 4 and self._read_bytes > READ_BYTES_MIN:
                 self._read_bytes //= 2

@@ -27,6 +27,8 @@ class MqttConfig:
     client_id_bytes_max: int = 1_024
     # RabbitMQ's mapping of topics, which does not come back from `a.b/c` (docs/mapping.md).
     lossy_topics: bool = False
+    # Whose web pages may connect over WebSocket besides those of this very host; `any` for all.
+    ws_origins: tuple[str, ...] = ()
     # How often $SYS topics are published; 0: never.
     sys_period_s: int = 10
     # Off on loopback: a clear-text password to anybody else must be asked for.

@@ -30,6 +30,7 @@ from headrace.gateways.mqtt.retained import Retained
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.shares import Shares
 from headrace.gateways.mqtt.topics import TopicNames
+from headrace.gateways.mqtt.websocket import open_websocket
 
 _log = logging.getLogger(__name__)
 
@@ -205,11 +206,28 @@ class MqttDoor:
 class MqttListener:
     """One address of the door."""
 
-    def __init__(self, name: str, door: MqttDoor, tls: TlsSide | None = None) -> None:
+    def __init__(self, name: str, door: MqttDoor, tls: TlsSide | None = None, *, websocket: bool = False) -> None:
         self.name = name
         self._door = door
-        self._listener = Listener(door.serve, door.limits, door.alarms, tls)
+        serve = self._serve_websocket if websocket else door.serve
+        self._listener = Listener(serve, door.limits, door.alarms, tls)
+        # Of those who have not got their WebSocket yet.
+        self._shaking: set[trio.CancelScope] = set()
         self._ended = trio.Event()
+
+    async def _serve_websocket(self, connection: Connection) -> None:
+        config = self._door.config
+        with trio.move_on_after(config.handshake_s) as patience:
+            self._shaking.add(patience)
+            try:
+                carried = await open_websocket(connection, config.ws_origins)
+            finally:
+                self._shaking.discard(patience)
+        if not patience.cancelled_caught and carried is not None:
+            try:
+                await self._door.serve(carried)
+            finally:
+                carried.socket.close()
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Bind and listen; returns where."""
@@ -223,6 +241,8 @@ class MqttListener:
     async def drain(self) -> None:
         """Accept nothing more; tell everybody that the broker stops (0x8B)."""
         self._listener.close()
+        for scope in self._shaking:
+            scope.cancel()
         for client in list(self._door.clients):
             client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN)
         await self._ended.wait()

@@ -29,6 +29,7 @@ from headrace.kinds import (
     Flag,
     Listen,
     Milliseconds,
+    Origins,
     Seconds,
     Share,
     Size,
@@ -195,6 +196,9 @@ class MqttSection:
         Flag(), "map topics to routing keys as RabbitMQ does, though `a.b/c` does not come back from it", False
     )
     handshake_s: int = setting(Seconds(1, 600), "time to send CONNECT and log in", 10)
+    ws_origins: tuple[str, ...] = setting(
+        Origins(), "whose web pages may connect over WebSocket besides the broker's own host's", ()
+    )
     write_buffer_bytes: int = setting(
         Size(16 * KIB, GIB), "unsent octets of a connection above which the rest is left in the log", MIB
     )
@@ -214,6 +218,7 @@ class MqttSection:
             subscriptions_max=self.subscriptions_max,
             client_id_bytes_max=self.client_id_bytes_max,
             lossy_topics=self.lossy_topics,
+            ws_origins=self.ws_origins,
             allow_plaintext_auth=self.allow_plaintext_auth,
         )
 

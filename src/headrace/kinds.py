@@ -30,6 +30,7 @@ _SIZE_UNITS = {
 _DURATION_UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)\s?([A-Za-z]*)")
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s?(%?)", re.ASCII)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,?#@A-Z]+")
 _UNLIMITED = "unlimited"
 _NONE = "none"
 
@@ -232,6 +233,24 @@ class Seconds:
 
     def show(self, value: Any) -> str:
         return duration_text(value * SECOND_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where web pages come from, as browsers say it."""
+
+    expected: str = 'origins such as https://app.example:8443 with commas between them, "any", or "none"'
+
+    def read(self, raw: object) -> tuple[str, ...]:
+        if not isinstance(raw, str):
+            raise ValueError
+        origins = () if raw in ("", _NONE) else tuple(part.strip() for part in raw.split(","))
+        if not all(origin in ("any", "null") or _ORIGIN.fullmatch(origin) for origin in origins):
+            raise ValueError
+        return origins
+
+    def show(self, value: Any) -> str:
+        return ", ".join(value) or _NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Reload:
 async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery) -> Delivery:
     """Metadata, views, doors: every door this release has; which of them open is the configuration's affair."""
     tls = _load_tls(config)
-    for name in ("amqps", "mqtts"):
+    for name in ("amqps", "mqtts", "wss"):
         if tls is None and getattr(config.doors, name) is not None:
             _log.warning("the %s door stays closed: it needs tls.certificate and tls.key", name)
     hashing = trio.CapacityLimiter(HASHING_THREADS_MAX)
@@ -161,10 +161,15 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     nursery.start_soon(mqtt.run)
     amqp = AmqpDoor(broker, turn, access, authentication, limits, watch, config.amqp.door())
     nursery.start_soon(amqp.run)
-    doors: list[Door] = [_Listening(AmqpListener("amqp", amqp)), _Listening(MqttListener("mqtt", mqtt))]
+    doors: list[Door] = [
+        _Listening(AmqpListener("amqp", amqp)),
+        _Listening(MqttListener("mqtt", mqtt)),
+        _Listening(MqttListener("ws", mqtt, websocket=True)),
+    ]
     if tls is not None:
         doors.append(_Listening(AmqpListener("amqps", amqp, tls)))
         doors.append(_Listening(MqttListener("mqtts", mqtt, tls)))
+        doors.append(_Listening(MqttListener("wss", mqtt, tls, websocket=True)))
 
     async def reload(new: Config) -> Sequence[str]:
         """All of it is looked at before any of it counts."""
