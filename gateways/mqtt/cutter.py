@@ -314,8 +314,6 @@ class PacketCutter:
                                 break
                         blob = data[at : at + blob_size]
                         at += blob_size
-                        if at > stop:
-                            break
                         scan = known_scan(blob) or self._scans.of(blob)
                         blob = scan.stored
                         if scan.topic_alias:

@@ -237,7 +237,7 @@ def _publish(first_byte: int, reader: Reader, from_client: bool) -> Publish:
     if from_client:
         check_from_client(properties)
     if topic or properties.topic_alias is None:
-        check_topic_name(topic, reader.version)
+        check_topic_name(topic, reader.version, "MQTT-3.3.2-2")
     payload = reader.take(reader.remaining)
     return Publish(topic, payload, qos, first_byte & 0x01 != 0, first_byte & 0x08 != 0, number, properties)
 

@@ -24,17 +24,16 @@ class SharedFilter:
     filter: str
 
 
-def check_topic_name(topic: str, version: Version) -> None:
-    """Refuse what no topic name may be; strings from the wire hold no U+0000 already."""
+def check_topic_name(topic: str, version: Version, statement: str = "") -> None:
+    """Refuse what no topic name may be; strings from the wire hold no U+0000 already.
+
+    `statement` says it of a PUBLISH; the general one counts for any other topic name.
+    """
     if not topic:
         raise protocol_error("a topic name is empty", "MQTT-4.7.3-1")
     if "+" in topic or "#" in topic:
-        raise name_with_wildcard(topic, version)
-
-
-def name_with_wildcard(topic: str, version: Version) -> MqttError:
-    statement = "MQTT-4.7.0-1" if version is Version.V5 else "MQTT-4.7.1-1"
-    return MqttError(ReasonCode.TOPIC_NAME_INVALID, f"the topic name {topic!r} holds a wildcard", statement)
+        statement = statement or ("MQTT-4.7.0-1" if version is Version.V5 else "MQTT-4.7.1-1")
+        raise MqttError(ReasonCode.TOPIC_NAME_INVALID, f"the topic name {topic!r} holds a wildcard", statement)
 
 
 def check_topic_filter(text: str, version: Version) -> SharedFilter | None:

@@ -124,8 +124,8 @@ REFUSED = [
     pytest.param(0x30, b"\0\3\xed\xa0\x80", V3, MALFORMED, "MQTT-1.5.3-1", id="surrogate"),
     pytest.param(0x30, b"\0\2a\0\0", V5, MALFORMED, "MQTT-1.5.4-2", id="null character"),
     pytest.param(0x30, b"\0\2a\0", V3, MALFORMED, "MQTT-1.5.3-2", id="null character in 3.1.1"),
-    pytest.param(0x30, text("a/+"), V3, BAD_NAME, "MQTT-4.7.1-1", id="+ in a topic name in 3.1.1"),
-    pytest.param(0x30, text("a/#") + b"\0", V5, BAD_NAME, "MQTT-4.7.0-1", id="# in a topic name"),
+    pytest.param(0x30, text("a/+"), V3, BAD_NAME, "MQTT-3.3.2-2", id="+ in a topic name in 3.1.1"),
+    pytest.param(0x30, text("a/#") + b"\0", V5, BAD_NAME, "MQTT-3.3.2-2", id="# in a topic name"),
     pytest.param(0x30, b"\0\0", V3, PROTOCOL_ERROR, "MQTT-4.7.3-1", id="empty topic in 3.1.1"),
     pytest.param(0x30, b"\0\0\0", V5, PROTOCOL_ERROR, "MQTT-4.7.3-1", id="empty topic without an alias"),
     pytest.param(0x32, text("a") + b"\0\0", V3, PROTOCOL_ERROR, "MQTT-2.3.1-1", id="packet id 0 in 3.1.1"),
@@ -213,6 +213,7 @@ REFUSED_CONNECTS = [
     pytest.param(
         connect(0x06, text("c") + b"\0" + text("a/+") + text("")), BAD_NAME, "MQTT-4.7.0-1", V5, id="will a/+"
     ),
+    pytest.param(connect(0x06, text("c") + text("#") + text(""), 4), BAD_NAME, "MQTT-4.7.1-1", V3, id="will #"),
     pytest.param(connect(0x82, text("c")), MALFORMED, "", V5, id="user name missing"),
     pytest.param(connect(0x02, text("c") + b"x"), MALFORMED, "", V5, id="a byte too many"),
     pytest.param(connect(0x02, b"\0\1\xff"), MALFORMED, "MQTT-1.5.4-1", V5, id="client id not UTF-8"),
