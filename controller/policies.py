@@ -6,6 +6,7 @@ count, as the reader of the setting decides. Names of settings are RabbitMQ's, a
 without `x-`. A setting that is not known here is refused: it would be accepted and do nothing.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
@@ -61,20 +62,32 @@ def _one_of(*words: str) -> Callable[[object], str | None]:
     return check
 
 
+def _age(value: object) -> str | None:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}[YMDhms]", value) and int(value[:-1]) > 0:
+        return None
+    return "a number above 0 with one of the units Y, M, D, h, m, s"
+
+
 # Each check gives None, or what was expected.
 SETTINGS: Mapping[str, Callable[[object], str | None]] = {
     "alternate-exchange": _text,
+    "compression": _one_of("none", "lz4", "auto"),
     "consumer-timeout": _count(1),
     "dead-letter-exchange": _text,
     "dead-letter-routing-key": _text,
     "dead-letter-strategy": _one_of("at-most-once", "at-least-once"),
     "delivery-limit": _count(-1),
+    "durability": _one_of("sync", "interval", "os"),
     "expires": _count(1),
+    "max-age": _age,
     "max-length": _count(0),
     "max-length-bytes": _count(0),
     "message-ttl": _count(0),
     "overflow": _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
     "queue-mode": _one_of("default", "lazy"),
+    "retention-bytes": _count(0),
+    "retention-ms": _count(0),
+    "stream-max-segment-size-bytes": _count(0),
 }
 
 

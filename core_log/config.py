@@ -56,6 +56,13 @@ class LogConfig:
             return self.segment_bytes_max
         return min(self.segment_bytes_max, max(self.retention_bytes // 4, 64 * KIB))
 
+    @property
+    def segment_ms(self) -> int:
+        """The age at which one rolls: with a short retention by age, a quarter of that."""
+        if self.retention_ms is None:
+            return self.segment_ms_max
+        return min(self.segment_ms_max, max(self.retention_ms // 4, 1000))
+
 
 @dataclass(frozen=True, slots=True)
 class DirectoryConfig:

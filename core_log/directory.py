@@ -234,10 +234,10 @@ class LogDirectory:
 
     def _retain_log(self, log: PartitionLog, now_us: int) -> None:
         log.recycle(now_us // 1000 - self.config.removal_delay_ms)
-        if len(log.segments) > 1:
-            before = log.log_start
-            if log.delete_before(log.expired(now_us, self.pinned_from(log))) > before:
-                self.committer.urgent(log)
+        before = log.log_start
+        # Who pins what is asked only when there is something to be had: that looks at every view.
+        if log.expired(now_us) > before and log.delete_before(log.expired(now_us, self.pinned_from(log))) > before:
+            self.committer.urgent(log)
 
     async def maintain(self) -> None:
         """One round: retention, watermarks for offline readers, files to recycle, key indexes, compaction, trash."""

@@ -622,7 +622,7 @@ class PartitionLog:
         if segment.end_position + size > self.config.segment_bytes:
             return True
         age_us = self.shared.clock.wall_us() - segment.created_us
-        return bool(segment.created_us) and age_us > self.config.segment_ms_max * 1000
+        return bool(segment.created_us) and age_us > self.config.segment_ms * 1000
 
     def _roll(self, full: Segment) -> Segment:
         """Seal the active segment and begin the next one at the written end."""
@@ -989,22 +989,25 @@ class PartitionLog:
         """How far retention by age and by bytes would delete now; never past what a view still pins (R1)."""
         limit = int(self.high_watermark) if pinned_from is None else min(pinned_from, self.high_watermark)
         config = self.config
+        segments = self._segments
+        if config.cleanup == "compact" or not segments or (len(segments) == 1 and segments[0].index is None):
+            # (Of a log that nobody has touched in this life nothing is read just to know its age.)
+            return self.log_start
         total = self.byte_count
         upto = int(self.log_start)
-        if config.cleanup == "compact":
-            return self.log_start
-        for segment in self._segments[:-1]:
+        before_us = None if config.retention_ms is None else now_us - config.retention_ms * 1000
+        for segment in segments:
             if segment.end_offset > limit:
                 break
-            size = self._size_of(segment)
-            old = (
-                config.retention_ms is not None
-                and segment.max_timestamp(config.index_interval_bytes) < now_us - config.retention_ms * 1000
-            )
+            old = before_us is not None and segment.max_timestamp(config.index_interval_bytes) < before_us
             large = config.retention_bytes is not None and total > config.retention_bytes
+            # The segment that is being written goes by age only, when there is nothing new at all.
+            if segment is segments[-1]:
+                large = False
+                old = old and not segment.is_empty and self.end == segment.end_offset
             if not old and not large:
                 break
-            total -= size
+            total -= self._size_of(segment)
             upto = segment.end_offset
         return Offset(max(upto, self.log_start))
 

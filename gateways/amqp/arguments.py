@@ -341,7 +341,8 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "D": 86_400_000, "M": 30 * 8
 _AGE = re.compile(r"([0-9]{1,9})([YMDhms])")
 
 
-def _age_ms(value: Any) -> int:
+def age_ms(value: Any) -> int:
+    """`7D`, `12h`: RabbitMQ's x-max-age."""
     text = _text(value)
     found = _AGE.fullmatch(text)
     if found is None or int(found[1]) == 0:
@@ -368,7 +369,7 @@ def _stream_offset(value: Any) -> StreamOffset:
         case "next":
             return StreamOffset(Start.NEXT)
         case str() if value != "first":
-            return StreamOffset(Start.AGO_MS, _age_ms(value))
+            return StreamOffset(Start.AGO_MS, age_ms(value))
     try:
         return _point_in_past(value)
     except _Invalid:
@@ -416,7 +417,7 @@ _QUEUE: dict[str, tuple[str, Check]] = {
     "x-single-active-consumer": ("single_active_consumer", _boolean),
     "x-delivery-limit": ("delivery_limit", _at_least(-1)),
     "x-consumer-timeout": ("consumer_timeout_ms", _at_least(1)),
-    "x-max-age": ("max_age_ms", _age_ms),
+    "x-max-age": ("max_age_ms", age_ms),
     "x-stream-max-segment-size-bytes": ("max_segment_bytes", _at_least(0)),
     "x-stream-filter-size-bytes": ("filter_size_bytes", _at_least(16, 255)),
     "x-dispatch": ("dispatch", _one_of(Dispatch)),

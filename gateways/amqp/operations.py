@@ -171,7 +171,6 @@ class Operations:
             if kind not in set(ExchangeKind):
                 raise amqp_error(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
             arguments = parse_exchange_arguments(method.arguments, name, self._host.name, kind)
-            _refuse_settings(arguments.stream)
             if arguments.stream.partitions is not None and arguments.stream.partitions > 1:
                 raise _not_yet("x-partitions on an exchange")
             if arguments.alternate_exchange is not None:
@@ -289,7 +288,8 @@ class Operations:
             if arguments.dead_letter_exchange is not None:
                 self._demand(Operation.READ, "queue", name)
                 self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
-            _refuse_settings(arguments.stream)
+            if not method.durable or method.exclusive:
+                _refuse_log_settings(arguments.stream, resource("queue", name, host.name))
             if arguments.retry != RetryArguments() or arguments.filter_unmatched is not None:
                 raise _not_yet("x-retry-* and x-filter-unmatched")
             if arguments.stream.partitions is not None:
@@ -672,8 +672,8 @@ class Operations:
                 self._broker.wake(queue)
 
 
-def _refuse_settings(asked: StreamSettings) -> None:
-    """Settings of the log behind an exchange or queue that only come with a later release."""
+def _refuse_log_settings(asked: StreamSettings, where: str) -> None:
+    """A queue that lives in memory has no log of its own that could be kept so."""
     for name, value in (
         ("x-durability", asked.durability),
         ("x-compression", asked.compression),
@@ -681,7 +681,8 @@ def _refuse_settings(asked: StreamSettings) -> None:
         ("x-retention-bytes", asked.retention_bytes),
     ):
         if value is not None:
-            raise _not_yet(name)
+            text = f"invalid arg '{name}' for {where}: only a durable queue that is not exclusive has a log of its own"
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, text)
 
 
 def _check_partitions(arguments: QueueArguments, where: str) -> None:

@@ -4,7 +4,8 @@ An argument wins over a policy, except where RabbitMQ takes the lower of both: T
 """
 
 from headrace.controller.table import Table
-from headrace.gateways.amqp.arguments import QueueArguments, QueueType, parse_queue_arguments
+from headrace.gateways.amqp.arguments import QueueArguments, QueueType, age_ms, parse_queue_arguments
+from headrace.gateways.delivery.logsettings import log_settings
 from headrace.gateways.delivery.queue import Overflow, QueueSettings
 
 QUORUM_DELIVERY_LIMIT = 20
@@ -18,11 +19,19 @@ def settings_of(arguments: Table, policy: Table) -> QueueSettings:
 
 def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
     overflow = asked.overflow or _overflow(policy.get("overflow"))
+    is_stream = asked.queue_type is QueueType.STREAM
+    log = log_settings(asked.table, policy, is_stream=is_stream)
+    length_bytes_max = _lower(asked.max_length_bytes, policy.get("max-length-bytes"))
+    max_age_ms = None
+    if is_stream:
+        # It is kept by its history: both names mean one thing there.
+        length_bytes_max = _lower(length_bytes_max, log.retention_bytes)
+        max_age_ms = _lower(_lower(asked.max_age_ms, _age_ms(policy.get("max-age"))), log.retention_ms)
     return QueueSettings(
         message_ttl_ms=_lower(asked.message_ttl_ms, policy.get("message-ttl")),
         expires_ms=_lower(asked.expires_ms, policy.get("expires")),
         length_max=_lower(asked.max_length, policy.get("max-length")),
-        length_bytes_max=_lower(asked.max_length_bytes, policy.get("max-length-bytes")),
+        length_bytes_max=length_bytes_max,
         overflow=overflow,
         priority_max=asked.max_priority,
         partition_count=asked.stream.partitions,
@@ -33,8 +42,9 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         single_active_consumer=asked.single_active_consumer,
         committed_dispatch=asked.dispatch == "committed",
         tells_failures=asked.queue_type is QueueType.QUORUM,
-        stream=asked.queue_type is QueueType.STREAM,
-        max_age_ms=asked.max_age_ms,
+        stream=is_stream,
+        max_age_ms=max_age_ms,
+        log=log,
     )
 
 
@@ -48,6 +58,10 @@ def _delivery_limit(asked: QueueArguments, policy: Table) -> int | None:
 def _lower(argument: int | None, policy: object) -> int | None:
     found = [value for value in (argument, policy) if isinstance(value, int)]
     return min(found, default=None)
+
+
+def _age_ms(policy: object) -> int | None:
+    return age_ms(policy) if isinstance(policy, str) else None
 
 
 def _text(argument: str | None, policy: object) -> str | None:

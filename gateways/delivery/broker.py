@@ -5,9 +5,11 @@ end of the door's turn -> committer -> confirm. The way of a settlement: door ->
 groups a few times a second and never before the log has passed the records it speaks of (K3).
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 import trio
@@ -29,6 +31,7 @@ from headrace.core_log.spec import StreamSpec
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
+from headrace.gateways.delivery.logsettings import SEGMENT_BYTES_MIN, LogSettings
 from headrace.gateways.delivery.past import FieldsOf
 from headrace.gateways.delivery.ports import LogHolder, Source
 from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason, View
@@ -39,9 +42,11 @@ from headrace.gateways.delivery.routing import Fields
 from headrace.gateways.delivery.timers import Timers
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
 
+_log = logging.getLogger(__name__)
+
 JOURNAL_PERIOD_S = 0.2
 STREAM_PERIOD_S = 1.0
-SEGMENT_BYTES_MIN = 64 * 1024
+CONFIGURE_RETRY_S = 5.0
 RELEASE_BYTES_MIN = 1 << 30
 TRANSIENT_NAME = "__transient"
 TRANSIENT_CONFIG = LogConfig(
@@ -140,6 +145,9 @@ class Broker:
         self._journal_lock = trio.Lock()
         self._wake = trio.Event()
         self._stream_came = trio.Event()
+        # Streams whose settings have changed, and are not in their files yet.
+        self._to_configure: dict[UUID, LogConfig] = {}
+        self._configure_wake = trio.Event()
         self.transient_log = self._internal(TRANSIENT_NAME, TRANSIENT_CONFIG)
         # Logs that no view reads.
         self._private: set[PartitionLog] = set()
@@ -198,6 +206,8 @@ class Broker:
                     lane.delivered_below = lane.next_seq
         await self.env.worker.run(self._count_bytes)
         await self._drop_unneeded()
+        for host in self.vhosts.values():
+            host.configure_logs()
         self._loaded = True
         for queue in self._views.values():
             if queue.ready_count and (queue.timed or queue.settings.message_ttl_ms is not None):
@@ -429,18 +439,67 @@ class Broker:
 
     def own_log(self, queue: Queue, vhost: str) -> PartitionLog:
         """The log of a queue, for what is published to it by the default exchange."""
-        config = self._log_config
-        if queue.settings.stream:
-            # What a stream keeps is decided by its history, which this log follows (_keep_streams).
-            bytes_max = queue.settings.length_bytes_max
-            segment = config.segment_bytes_max if bytes_max is None else max(bytes_max // 4, SEGMENT_BYTES_MIN)
-            config = replace(
-                config,
-                retention_ms=None,
-                retention_bytes=None,
-                segment_bytes_max=min(config.segment_bytes_max, segment),
-            )
-        return self.log_of(queue.stream_id, queue.name, "queue", vhost, config)
+        return self.log_of(queue.stream_id, queue.name, "queue", vhost, partial(self.own_config, queue))
+
+    def own_config(self, queue: Queue) -> LogConfig:
+        """How a queue's own log is kept."""
+        config = self.log_config(queue.settings.log)
+        if not queue.settings.stream:
+            return config
+        # What a stream keeps is decided by its history, which this log follows (_keep_streams).
+        bytes_max = queue.settings.length_bytes_max
+        segment = config.segment_bytes_max if bytes_max is None else max(bytes_max // 4, SEGMENT_BYTES_MIN)
+        return replace(
+            config, retention_ms=None, retention_bytes=None, segment_bytes_max=min(config.segment_bytes_max, segment)
+        )
+
+    def log_config(self, asked: LogSettings) -> LogConfig:
+        return asked.over(self._log_config)
+
+    def configure(self, stream_id: UUID, config_of: Callable[[], LogConfig]) -> None:
+        """A stream is kept so from now on, if there is one. Its file follows; at a start the metadata decide."""
+        stream = self.directory.streams.get(stream_id)
+        if stream is None or (config := config_of()) == stream.partitions[0].config:
+            return
+        for log in stream.partitions:
+            log.config = config
+        self._to_configure[stream_id] = config
+        self._configure_wake.set()
+        _log.info(
+            "a stream is kept otherwise",
+            extra={
+                "stream": stream.spec.name,
+                "kind": stream.spec.kind,
+                "vhost": stream.spec.vhost,
+                "durability": config.durability,
+                "compression": config.compression,
+                "retention_ms": config.retention_ms,
+                "retention_bytes": config.retention_bytes,
+            },
+        )
+
+    async def _keep_configs(self) -> None:
+        """Write down how streams are kept, for those who look at them without the broker."""
+        while True:
+            await self._configure_wake.wait()
+            self._configure_wake = trio.Event()
+            try:
+                await self._write_configs()
+            except DiskFull:
+                await self.env.clock.sleep(CONFIGURE_RETRY_S)
+                self._configure_wake.set()
+
+    async def _write_configs(self) -> None:
+        while self._to_configure:
+            stream_id, config = next(iter(self._to_configure.items()))
+            stream = self.directory.streams.get(stream_id)
+            if stream is not None:
+                await self.directory.configure_stream(stream, config)
+                for log in stream.partitions:
+                    # It may have changed again meanwhile.
+                    log.config = self._to_configure[stream_id]
+            if self._to_configure[stream_id] == config:
+                del self._to_configure[stream_id]
 
     def maybe_log(self, stream_id: UUID) -> PartitionLog | None:
         """The log of a stream, if anything was ever written to it."""
@@ -448,7 +507,7 @@ class Broker:
         return None if stream is None else stream.partitions[0]
 
     def log_of(
-        self, stream_id: StreamId, name: str, kind: str, vhost: str, config: LogConfig | None = None
+        self, stream_id: StreamId, name: str, kind: str, vhost: str, config_of: Callable[[], LogConfig]
     ) -> PartitionLog:
         """The log of an exchange or queue, made when it is first written to."""
         stream = self.directory.streams.get(stream_id)
@@ -459,7 +518,7 @@ class Broker:
                 kind=kind,
                 vhost=vhost,
                 created_us=self.env.clock.wall_us(),
-                config=config or self._log_config,
+                config=config_of(),
             )
             stream = self.directory.create_now(spec)
             self._journalled_ends[stream.partitions[0]] = 0
@@ -725,6 +784,7 @@ class Broker:
                     nursery.start_soon(self._keep_journal)
                     nursery.start_soon(self._keep_streams)
                     nursery.start_soon(self.releases.run)
+                    nursery.start_soon(self._keep_configs)
         finally:
             self._ended.set()
 
@@ -736,6 +796,9 @@ class Broker:
         if self._ended is not None:
             await self._ended.wait()
         await self.write_journal()
+        # The metadata know, should there be no room.
+        with suppress(DiskFull):
+            await self._write_configs()
 
     async def _keep_journal(self) -> None:
         while True:

@@ -96,10 +96,7 @@ class History:
         self._entries: list[Entry] = []
         # How many entries there were before the first one here: it gives blocks their numbers.
         self._ordinal = 0
-        self._entry_bytes_max = ENTRY_BYTES_MAX
-        if bytes_max is not None:
-            # Retention lets go of whole entries.
-            self._entry_bytes_max = min(ENTRY_BYTES_MAX, bytes_max // 16)
+        self.keep_within(bytes_max)
         # How far the journal has it: numbers below, and where the last of them was taken from.
         self._kept_seq = self._kept_end = 0
         # Everything behind that came from the log of the last entry in the journal.
@@ -109,6 +106,10 @@ class History:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def keep_within(self, bytes_max: int | None) -> None:
+        """How large all of it may become: retention lets go of whole entries, so they must be small enough for it."""
+        self._entry_bytes_max = ENTRY_BYTES_MAX if bytes_max is None else min(ENTRY_BYTES_MAX, bytes_max // 16)
 
     @property
     def count(self) -> int:

@@ -24,6 +24,7 @@ from headrace.gateways.delivery.attachment import Attachment
 from headrace.gateways.delivery.groups import LaneGroup
 from headrace.gateways.delivery.history import History
 from headrace.gateways.delivery.lane import Lane, Stretch, spans_of
+from headrace.gateways.delivery.logsettings import NOTHING_ASKED, LogSettings
 from headrace.gateways.delivery.ports import Source
 from headrace.gateways.delivery.reading import ReadingView
 
@@ -79,6 +80,8 @@ class QueueSettings:
     # Read by reading views only, and kept for so long rather than until it is settled.
     stream: bool = False
     max_age_ms: int | None = None
+    # How its own log is kept.
+    log: LogSettings = NOTHING_ASKED
 
 
 class Consumer(Protocol):
@@ -337,6 +340,8 @@ class Queue:
     def apply(self, settings: QueueSettings) -> None:
         """Take on other settings (a policy). Limits hold with the next `keep_limits`."""
         before, self.settings = self.settings, settings
+        if settings.stream:
+            self.history.keep_within(settings.length_bytes_max)
         if settings.length_bytes_max is not None and before.length_bytes_max is None:
             self.count_bytes()
 

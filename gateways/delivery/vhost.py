@@ -6,6 +6,7 @@ Publishing itself is synchronous: route, append, tell the views, in one step (K1
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
@@ -27,9 +28,11 @@ from headrace.controller.entities import Queue as QueueEntity
 from headrace.controller.errors import InUse, Invalid, LimitReached, NotFound
 from headrace.controller.snapshot import Snapshot
 from headrace.controller.table import EMPTY, Table
+from headrace.core_log.config import LogConfig
 from headrace.core_log.ids import StreamId, ViewId
 from headrace.core_log.log import PartitionLog
 from headrace.gateways.delivery.attachment import Attachment
+from headrace.gateways.delivery.logsettings import log_settings
 from headrace.gateways.delivery.past import Past, StartOf
 from headrace.gateways.delivery.queue import Queue, QueueSettings
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, ExchangeKind, Fields, Route, Router
@@ -149,6 +152,20 @@ class VirtualHost:
                     alternate=alternate,
                     arguments=found.arguments,
                 )
+        self.configure_logs()
+
+    def configure_logs(self) -> None:
+        """The logs of exchanges are kept as their arguments and policies say now; those of queues likewise."""
+        for found in self.router.exchanges():
+            if found.name != DEFAULT_EXCHANGE:
+                self._broker.configure(self._streams[found.name], partial(self._log_config, found.name))
+        for queue in self.queues.values():
+            self._broker.configure(queue.stream_id, partial(self._broker.own_config, queue))
+
+    def _log_config(self, exchange: str) -> LogConfig:
+        found = self.router.exchange(exchange)
+        arguments = EMPTY if found is None else found.arguments
+        return self._broker.log_config(log_settings(arguments, self._broker.exchange_policy(self.name, exchange)))
 
     def close(self) -> None:
         """The vhost was deleted: what is in it is let go of. Its connections are closed by their doors."""
@@ -444,7 +461,7 @@ class VirtualHost:
     def _log_for(self, exchange: str, queues: Sequence[Queue]) -> PartitionLog | None:
         """The log that holds a publish: the exchange's, or for the default exchange a queue's own."""
         if exchange != DEFAULT_EXCHANGE:
-            return self._broker.log_of(self._streams[exchange], exchange, "exchange", self.name)
+            return self.exchange_log(exchange)
         for queue in queues:
             if queue.durable:
                 return self._broker.own_log(queue, self.name)
@@ -452,7 +469,8 @@ class VirtualHost:
 
     def exchange_log(self, name: str) -> PartitionLog:
         """The log of an exchange, made if nothing was ever published to it."""
-        return self._broker.log_of(self._streams[name], name, "exchange", self.name)
+        config_of = partial(self._log_config, name)
+        return self._broker.log_of(self._streams[name], name, "exchange", self.name, config_of)
 
     def is_current(self, target: Target) -> bool:
         return self.router.is_current(target.route)

@@ -76,6 +76,13 @@ def test_vhost_without_policies_has_none() -> None:
         ("expires", 0),
         ("overflow", "drop-tail"),
         ("max-age", "7 days"),
+        ("max-age", "0D"),
+        ("max-age", 7),
+        ("durability", "fast"),
+        ("compression", "zip"),
+        ("retention-ms", -1),
+        ("retention-bytes", "1GB"),
+        ("partitions", 3),
         ("dead-letter-exchange", 5),
         ("ha-mode", "all"),
         ("x-max-length", 5),
@@ -85,6 +92,21 @@ def test_vhost_without_policies_has_none() -> None:
 def test_bad_setting_is_refused_by_name(setting: str, value: FieldIn) -> None:
     with pytest.raises(Invalid, match=f"'{setting}'"):
         check_definition(Table({setting: value}))
+
+
+def test_how_a_log_is_kept_may_be_said_by_a_policy() -> None:
+    check_definition(
+        Table(
+            {
+                "durability": "interval",
+                "compression": "lz4",
+                "retention-ms": 0,
+                "retention-bytes": 1 << 40,
+                "max-age": "7D",
+                "stream-max-segment-size-bytes": 10**6,
+            }
+        )
+    )
 
 
 def test_empty_definition_is_refused() -> None:

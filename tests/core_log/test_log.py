@@ -498,11 +498,34 @@ def test_retention_by_bytes_and_by_age_stops_at_what_somebody_pins() -> None:
             disk.log.append([b""], [b""], [b"%d" % number * 700], timestamp_us=number * 1000)
             disk.commit()
     assert aged.log.expired(4_001) == 4
-    assert aged.log.expired(1 << 60) == 5
+    assert aged.log.expired(5_001) == 5
+    # With nothing new at all the segment that was written last goes too.
+    assert aged.log.expired(1 << 60) == 6
     assert aged.log.expired(1 << 60, pinned_from=2) == 2
+    aged.log.append([b""], [b""], [b"new"], timestamp_us=0)
+    assert aged.log.expired(1 << 60) == 5
     assert sized.log.byte_count > 2500
     assert sized.log.expired(0) == 4
     assert sized.log.expired(0, pinned_from=1) == 1
+
+
+def test_log_that_was_let_go_of_whole_goes_on_where_it_was() -> None:
+    disk = Disk(LogConfig(retention_ms=1))
+    disk.write(b"a", b"b")
+    log = disk.log
+    assert log.delete_before(log.expired(1 << 60)) == 2
+    disk.commit()
+    assert log.expired(1 << 60) == 2
+    disk.write(b"c")
+    assert values_of(log) == {2: b"c"}
+    assert values_of(disk.lose_power()) == {2: b"c"}
+
+
+def test_short_retention_by_age_makes_short_segments() -> None:
+    assert LogConfig().segment_ms == LogConfig().segment_ms_max
+    assert LogConfig(retention_ms=None).segment_ms == LogConfig().segment_ms_max
+    assert LogConfig(retention_ms=3_600_000).segment_ms == 900_000
+    assert LogConfig(retention_ms=1).segment_ms == 1000
 
 
 def test_retention_by_bytes_counts_what_is_stored_and_not_the_room_for_it_after_a_start() -> None:

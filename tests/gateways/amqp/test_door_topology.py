@@ -110,10 +110,6 @@ def test_argument_that_makes_no_sense_is_406(channel: BlockingChannel, name: str
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"x-durability": "interval"},
-        {"x-compression": "lz4"},
-        {"x-retention-ms": 1000},
-        {"x-retention-bytes": 1 << 20},
         {"x-retry-max": 3},
         {"x-filter-unmatched": "drop"},
     ],
