@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from headrace.gateways.mqtt import packets as mq
@@ -16,6 +17,10 @@ from headrace.gateways.mqtt.reasons import (
     ReturnCode,
     Version,
 )
+
+# A busy machine is not a mistake of ours.
+settings.register_profile("codec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("codec")
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=6)
 BINARY = st.binary(max_size=6)
