@@ -7,8 +7,10 @@ Sessions that sleep cost nothing here: no publish looks at them, and nothing is 
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -16,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from headrace.core_log.config import LogConfig
 from headrace.core_log.errors import HeadraceError, OffsetOutOfRange
+from headrace.core_log.key_scan import KeyScan, Wish
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
@@ -32,7 +35,7 @@ from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.retained import Retained, RetainedMessages
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Piece, Session
-from headrace.gateways.mqtt.topics import is_shared
+from headrace.gateways.mqtt.topics import filter_matches, is_shared, literal_beginning
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +95,8 @@ class Hub:
         self._behind: dict[Session, None] = {}
         self._behind_interests = Interests()
         self._behind_topics: dict[bytes, Topic] = {}
+        self._feeding_from = 0
+        self._key_scan = KeyScan(self.broker.env.storage, self.log)
         self._wake = trio.Event()
         # Sessions with something that must be committed before it may go out.
         self._uncommitted: dict[Session, None] = {}
@@ -486,6 +491,7 @@ class Hub:
         """From here on it gets what matches. Whether there was none with this filter before."""
         is_new = interest.filter not in session.interests
         session.interests[interest.filter] = interest
+        session.ahead = (None, 0)
         if is_shared(interest.filter):
             return is_new
         self._interests.add(session, interest, version)
@@ -546,17 +552,54 @@ class Hub:
                 )
                 session.counts.lost += log.log_start - session.position
                 session.position = log.log_start
-        start = min(session.position for session in hungry)
+            self._pass_over(session)
+        # Round and round: whoever wakes later joins where the others are, and is served on the next round.
+        start = min((one.position for one in hungry if one.position >= self._feeding_from), default=None)
+        if start is None or start >= log.end:
+            start = min(session.position for session in hungry)
         if start < log.end:
             runs = log.read(start, bytes_max=READ_BYTES, end=log.end)
             for run in runs:
                 self._feed_run(hungry, run.batch, run.first, run.last)
+            self._feeding_from = int(runs[-1].batch.next_offset)
         for session in hungry:
             if session.position >= log.end and session in self._behind:
                 self._catch_up_over(session)
                 session.live = True
                 session.pump()
         return True
+
+    def _pass_over(self, session: Session) -> None:
+        """Where the key indexes say that nothing matches, nothing is read."""
+        end = int(self.log.end)
+        while session.position < end:
+            ranges, known_to = session.ahead
+            if session.position >= known_to:
+                session.ahead = self._key_scan.find(session.position, self._wishes(session))
+                continue
+            if ranges is None:
+                return
+            place = bisect_right(ranges, session.position, key=lambda one: one[1])
+            if place < len(ranges):
+                session.position = max(session.position, ranges[place][0])
+                return
+            session.position = min(known_to, end)
+
+    def _wishes(self, session: Session) -> list[Wish]:
+        keys = self.shared.keys
+        wishes = []
+        for text in session.interests:
+            if is_shared(text):
+                continue
+            literal, wildcard = literal_beginning(text)
+            if not wildcard:
+                wishes.append(Wish(keys.key_of(text.encode())))
+            else:
+                wishes.append(Wish(keys.key_of(literal.encode()), partial(self._wants, text)))
+        return wishes
+
+    def _wants(self, topic_filter: str, key: bytes) -> bool:
+        return filter_matches(topic_filter, self.shared.keys.topic_of(key).decode())
 
     def _feed_run(self, hungry: Sequence[Session], batch: RecordBatch, first: int, last: int) -> None:
         end = int(batch.next_offset) if last == len(batch.values) else batch.offset_at(last)

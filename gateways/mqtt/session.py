@@ -145,6 +145,9 @@ class Session:
         # True: it is pushed what is appended. False: it reads the log from `position` on.
         self.live = False
         self.position = 0
+        # What the hub knows of the log ahead: the offsets (from, to) where something may match (None: everywhere), and
+        # how far it knows that.
+        self.ahead: tuple[Sequence[tuple[int, int]] | None, int] = (None, 0)
         # Records with QoS 0 below this were published while nobody was there to get them.
         self.awake_from = 0
         self.pieces: deque[Piece] = deque()

@@ -68,6 +68,17 @@ def is_shared(text: str) -> bool:
     return text.startswith(SHARE)
 
 
+def literal_beginning(text: str) -> tuple[str, bool]:
+    """How every topic begins that a well-formed filter (not a shared one) matches, and whether there is more to it."""
+    levels = text.split("/")
+    for place, level in enumerate(levels):
+        if level == "#":
+            return "/".join(levels[:place]), True
+        if level == "+":
+            return "".join(one + "/" for one in levels[:place]), True
+    return text, False
+
+
 def filter_matches(topic_filter: str, topic: str) -> bool:
     """Whether a well-formed filter (not a shared one) matches a topic name."""
     if topic_filter == topic:
