@@ -199,9 +199,9 @@ async def test_queue_found_to_want_too_much_is_weighed_again_when_it_wants_less(
         looked = []
         weigh = releases.Releases._is_worth_it
 
-        async def note(self: releases.Releases, release: releases.Release, pinned: int) -> bool:
+        async def note(self: releases.Releases, one: Queue, release: releases.Release, pinned: int) -> bool:
             looked.append(pinned)
-            return await weigh(self, release, pinned)
+            return await weigh(self, one, release, pinned)
 
         monkeypatch.setattr(releases.Releases, "_is_worth_it", note)
         await running.broker.releases.look()
@@ -391,6 +391,33 @@ async def test_queue_deleted_in_the_middle_of_its_release_is_gone(
         await running.broker.write_journal()
         await running.broker._drop_retired()
         assert queue.stream_id not in running.broker.directory.streams
+
+
+async def test_queue_and_exchange_deleted_while_it_is_weighed_end_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "SLICE_BYTES", 1)
+    async with house().broker() as running:
+        await exchange(running, "rare")
+        for _ in range(5):
+            await publish(running, "rare", b"1")
+            await pass_by(running, 40)
+        read = releases.Release.read
+        slices = 0
+
+        def deleted(release: releases.Release) -> list[releases.Found] | None:
+            nonlocal slices
+            slices += 1
+            if slices == 2:
+                running.host._forget_queue(running.host.queue("rare"))
+                running.broker.retire(log_of(running, "x").stream_id)
+            return read(release)
+
+        monkeypatch.setattr(releases.Release, "read", deleted)
+        await running.broker.releases.look()
+        assert (slices, running.broker.releases.count) == (2, 0)
+        await running.broker.releases.look()
+        assert slices == 2
 
 
 async def test_full_disk_leaves_everything_where_it_is_and_is_tried_again_later(
