@@ -47,7 +47,8 @@ CHECKPOINT = "watermark"
 EPOCHS = "epochs"
 PRODUCERS = "producers"
 REMOVED = ".removed"
-READ_BYTES = 1024 * 1024
+# What is read at once should fit a processor's own cache, with the objects made of it (bench/read.py).
+READ_BYTES = 512 * 1024
 # A header and the largest summary there is.
 _GLIMPSE_BYTES = HEADER_SIZE + ENTRIES_MAX
 _GLIMPSE_WINDOW = 256 * 1024
@@ -888,6 +889,8 @@ class PartitionLog:
                 if batches:
                     return batches
                 raise CorruptLog(segment.path, position + at, offset, "no batch where one must be")
+            if not batches and not header.base_offset <= offset < header.next_offset:
+                raise CorruptLog(segment.path, position + at, offset, "the index leads to another batch")
             if not is_whole(data, at, header):
                 raise CorruptLog(segment.path, position + at, header.base_offset, "a batch fails its hash")
             batch = decode(data, at, header)

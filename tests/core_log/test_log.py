@@ -126,6 +126,20 @@ def test_v1_nobody_reads_beyond_the_high_watermark_unless_told_how_far() -> None
     assert (run.batch.values, early.batch.values) == ([b"a"], [b"b"])
 
 
+def test_index_that_leads_to_another_batch_is_refused_and_not_believed() -> None:
+    disk = Disk()
+    for number in range(3):
+        disk.write(b"%d" % number)
+    log = disk.close()
+    (segment,) = log.segments
+    segment.locate(0, SMALL.index_interval_bytes)
+    assert segment.index is not None
+    for wrong in (0, 2):
+        segment.index.positions[1] = segment.index.positions[wrong]
+        with pytest.raises(CorruptLog, match="leads to another batch"):
+            log.read(1)
+
+
 def test_reader_that_stops_inside_a_batch_sees_no_more_of_it() -> None:
     disk = Disk()
     disk.write(b"a", b"b", b"c", b"d")
