@@ -39,7 +39,7 @@ async def compact(env: Env, log: PartitionLog) -> bool:
 def latest_offsets(log: PartitionLog, segments: list[Segment]) -> dict[bytes, int]:
     latest: dict[bytes, int] = {}
     for segment in segments:
-        for batch in log.batches_in(segment):
+        for _header, batch in log.batches_in(segment):
             for index, key in enumerate(batch.keys):
                 latest[key] = batch.offset_at(index)
     return latest
@@ -56,8 +56,8 @@ def rewrite(env: Env, log: PartitionLog, segment: Segment, latest: dict[bytes, i
     )
     before_us = now_us - log.config.tombstone_ms * 1000
     try:
-        for batch in kept_batches(log, segment, latest, before_us):
-            writer.write(batch)
+        for batch, leader_id in kept_batches(log, segment, latest, before_us):
+            writer.write(batch, leader_id)
     except DiskFull:
         env.storage.remove(path)
         raise
@@ -67,13 +67,18 @@ def rewrite(env: Env, log: PartitionLog, segment: Segment, latest: dict[bytes, i
 
 def kept_batches(
     log: PartitionLog, segment: Segment, latest: dict[bytes, int], tombstones_before_us: int
-) -> Iterator[RecordBatch]:
-    """The segment's range again, in batches that hold only what is kept; together they cover every offset."""
+) -> Iterator[tuple[RecordBatch, int]]:
+    """The segment's range again, in batches that hold only what is kept; together they cover every offset.
+
+    Each comes with the id of the leader that wrote it, and holds records of one stint only (C7).
+    """
     start = segment.base_offset
     pending: RecordBatch | None = None
-    for batch in log.batches_in(segment):
-        if pending is not None and (pending.epoch != batch.epoch or pending.byte_count >= log.config.batch_bytes_max):
-            yield pending
+    stint = (1, 0)
+    for header, batch in log.batches_in(segment):
+        before, stint = stint, (header.leader_epoch, header.leader_id)
+        if pending is not None and (before != stint or pending.byte_count >= log.config.batch_bytes_max):
+            yield pending, before[1]
             start = pending.next_offset
             pending = None
         for index in range(batch.count):
@@ -88,12 +93,10 @@ def kept_batches(
         if pending is not None:
             pending.span = batch.next_offset - pending.base_offset
     if pending is not None:
-        yield pending
+        yield pending, stint[1]
         start = pending.next_offset
     if start < segment.end_offset:
-        yield gap_batch(
-            start, segment.end_offset, log.epochs.epoch_at(segment.end_offset - 1).epoch or 1, Gap.COMPACTED
-        )
+        yield gap_batch(start, segment.end_offset, stint[0], Gap.COMPACTED), stint[1]
 
 
 def copy_record(batch: RecordBatch, index: int, into: RecordBatch) -> None:
@@ -115,7 +118,7 @@ def copy_record(batch: RecordBatch, index: int, into: RecordBatch) -> None:
 
 
 class SegmentWriter:
-    """Writes batches one behind the other into a new segment file. Also what repair uses."""
+    """Writes batches one behind the other into a new segment file."""
 
     def __init__(self, file: File, log: PartitionLog, head: SegmentHead) -> None:
         self._file = file
@@ -125,14 +128,14 @@ class SegmentWriter:
         self._known: dict[RouteSet, RouteReference] = {}
         file.write(0, [encode_segment_head(head)])
 
-    def write(self, batch: RecordBatch) -> None:
+    def write(self, batch: RecordBatch, leader_id: int) -> None:
         body = encode(batch, compress=self._log.config.compression, known_sets=self._known)
         buffers = stamp(
             body,
             salt=self._salt,
             base_offset=batch.base_offset,
             leader_epoch=batch.epoch,
-            leader_id=self._log.epochs.epoch_at(batch.base_offset).leader_id,
+            leader_id=leader_id,
             durable_offset=batch.base_offset,
             first_of_segment=self._position == SEGMENT_HEAD_SIZE,
         )

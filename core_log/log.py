@@ -900,13 +900,13 @@ class PartitionLog:
             if header.next_offset >= stop:
                 return batches
 
-    def batches_in(self, segment: Segment) -> Iterator[RecordBatch]:
-        """Every batch of one segment, checked and decoded."""
+    def batches_in(self, segment: Segment) -> Iterator[tuple[BatchHeader, RecordBatch]]:
+        """Every batch of one segment, checked and decoded, with its header."""
         for position, header in segment.headers():
             _header, data = segment.read_whole(position, header)
             batch = decode(data, 0, header)
             self._resolve(segment, batch)
-            yield batch
+            yield header, batch
 
     def _resolve(self, segment: Segment, batch: RecordBatch) -> None:
         """Put large route sets in the place of references to them."""

@@ -293,3 +293,42 @@ def test_epochs_of_what_is_left_do_not_fall() -> None:
     assert epochs == sorted(epochs)
     keyed.storage.remove(f"{keyed.log.folder}/epochs")
     assert keyed.restart().epoch >= 4
+
+
+def stints(log: PartitionLog) -> dict[int, tuple[int, int]]:
+    """For each record, the epoch and leader that its batch names."""
+    return {
+        int(batch.offset_at(index)): (header.leader_epoch, header.leader_id)
+        for segment in log.segments
+        for header, batch in log.batches_in(segment)
+        for index in range(batch.count)
+    }
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from((b"a", b"b", b"c")), max_size=3)), max_size=6),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_c7_record_keeps_the_stint_that_wrote_it_whatever_is_dropped_around_it(
+    groups: list[tuple[bool, list[bytes]]], twice: bool
+) -> None:
+    keyed = Keyed(replace(CONFIG, segment_bytes_max=2000))
+    for same_epoch, keys in groups:
+        # A restored metadata store may give out the number of an epoch again, to another leader.
+        keyed.log.begin_epoch(keyed.log.epoch + (not same_epoch), keyed.log.leader_id + 1)
+        for key in keys:
+            keyed.put(key, b"value")
+            keyed.commit()
+    for _ in range(4):
+        keyed.roll()
+    before = stints(keyed.log)
+    assert keyed.compact()
+    if twice:
+        for _ in range(8):
+            keyed.roll()
+        before |= stints(keyed.log)
+        assert keyed.compact()
+    after = stints(keyed.log)
+    assert after.keys() == records(keyed.log).keys()
+    assert after == {offset: before[offset] for offset in after}
