@@ -608,7 +608,7 @@ class Client:
         hub = place.hub
         identifier = packet.properties.subscription_identifiers[:1]
         reasons: list[ReasonCode] = []
-        granted: list[tuple[Interest, bool]] = []
+        granted: list[tuple[Interest, bool, int]] = []
         for one in packet.subscriptions:
             reason = self._subscribable(session, one)
             reasons.append(reason)
@@ -628,15 +628,15 @@ class Client:
                     raise Ended
                 hub.subscribe(session, interest, self.version)
                 continue
-            granted.append((interest, hub.subscribe(session, interest, self.version)))
+            granted.append((interest, hub.subscribe(session, interest, self.version), int(hub.log.end)))
         suback = Suback(packet.packet_id, tuple(reasons))
 
         def done() -> None:
             if session.link is not self:
                 return
             self._put(suback)
-            for interest, is_new in granted:
-                hub.send_retained(session, interest, is_new=is_new)
+            for interest, is_new, below in granted:
+                hub.send_retained(session, interest, is_new=is_new, below=below)
 
         hub.keep(session, done)
 
@@ -688,10 +688,7 @@ class Client:
         self._ended = True
         if session is not None and place is not None and session.link is self:
             place.shares.pause(session)
-            shared = [] if session.outlives else [one for one in session.interests if is_shared(one)]
             place.hub.disconnect(session, will=will)
-            for topic_filter in shared:
-                self.door.start_soon(lambda topic_filter=topic_filter: place.shares.leave(session, topic_filter))  # type: ignore[misc]
         self.session = None
 
     async def _fail(self, error: MqttError) -> None:

@@ -106,6 +106,8 @@ class Hub:
         # What happens to sleeping sessions when their time has come.
         self._expiries: dict[Session, Timer[Callable[[], None]]] = {}
         self._wills: dict[Session, Timer[Callable[[], None]]] = {}
+        # Told of sessions that are over, before what they held is given back.
+        self.ended: Callable[[Session], None] = lambda session: None
         self.broker.taps[self.log] = self._tap
         self.log.advanced.append(self._advanced)
 
@@ -327,7 +329,8 @@ class Hub:
             expiry_us = batch.expiries.at(index)
             timestamp_us = batch.timestamps.at(index)
             if payload:
-                self.retained.put(Retained(name, blob, payload, qos, expiry_us, timestamp_us, batch.origins.at(index)))
+                origin, offset = batch.origins.at(index), batch.offset_at(index)
+                self.retained.put(Retained(name, blob, payload, qos, expiry_us, timestamp_us, origin, offset))
             elif not self.retained.remove(name):
                 continue
             log = self.shared.retained_log
@@ -344,8 +347,9 @@ class Hub:
             committer = self.broker.directory.committer
             committer.urgent(log) if qos else committer.lazy(log)
 
-    def send_retained(self, session: Session, interest: Interest, *, is_new: bool) -> None:
-        """What a subscription is answered with besides SUBACK."""
+    def send_retained(self, session: Session, interest: Interest, *, is_new: bool, below: int) -> None:
+        """What a subscription is answered with besides SUBACK: as it was at `below`, where the subscription stands in
+        the log. What came behind that goes out as a message like others, and not twice."""
         if interest.retain_handling is RetainHandling.DO_NOT_SEND:
             return
         if interest.retain_handling is RetainHandling.SEND_IF_NEW and not is_new:
@@ -355,7 +359,7 @@ class Hub:
             return
         identifiers = _identifiers(interest, link.version)
         for message in self.retained.matching(interest.filter, self.broker.env.clock.wall_us()):
-            if interest.no_local and message.origin == session.origin:
+            if message.offset >= below or (interest.no_local and message.origin == session.origin):
                 continue
             session.offer_extra(
                 Extra(
@@ -449,6 +453,7 @@ class Hub:
         self._cancel_timer(self._expiries, session)
         if session in self._wills:
             self._publish_will(session)
+        self.ended(session)
         session.end()
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
@@ -488,8 +493,10 @@ class Hub:
     # -- subscriptions ------------------------------------------------------------------------------------------
 
     def subscribe(self, session: Session, interest: Interest, version: Version) -> bool:
-        """From here on it gets what matches. Whether there was none with this filter before."""
-        is_new = interest.filter not in session.interests
+        """From here on it gets what matches, and nothing from before. Whether there was none with this filter."""
+        known = session.interests.get(interest.filter)
+        is_new = known is None
+        interest = replace(interest, since=int(self.log.end) if known is None else known.since)
         session.interests[interest.filter] = interest
         session.ahead = (None, 0)
         if is_shared(interest.filter):
@@ -558,9 +565,12 @@ class Hub:
         if start is None or start >= log.end:
             start = min(session.position for session in hungry)
         if start < log.end:
+            # Who stands before that has its turn on the next round, and who has no more room goes on from what it
+            # refused: neither has anything to do with the rest of this read.
+            eager = {session for session in hungry if session.position >= start}
             runs = log.read(start, bytes_max=READ_BYTES, end=log.end)
             for run in runs:
-                self._feed_run(hungry, run.batch, run.first, run.last)
+                self._feed_run(eager, run.batch, run.first, run.last)
             self._feeding_from = int(runs[-1].batch.next_offset)
         for session in hungry:
             if session.position >= log.end and session in self._behind:
@@ -601,12 +611,13 @@ class Hub:
     def _wants(self, topic_filter: str, key: bytes) -> bool:
         return filter_matches(topic_filter, self.shared.keys.topic_of(key).decode())
 
-    def _feed_run(self, hungry: Sequence[Session], batch: RecordBatch, first: int, last: int) -> None:
+    def _feed_run(self, eager: set[Session], batch: RecordBatch, first: int, last: int) -> None:
         end = int(batch.next_offset) if last == len(batch.values) else batch.offset_at(last)
-        feeding = {session for session in hungry if session.position < end}
+        reached = {session for session in eager if session.position < end}
+        feeding = set(reached)
         if not feeding:
             return
-        index = first
+        index, start = first, batch.offset_at(first)
         while index < last:
             key = batch.keys[index]
             topic = self._behind_topics.get(key)
@@ -620,11 +631,15 @@ class Hub:
                 continue
             attributes = batch.attributes.at(index)
             stop = index + 1
-            # Equal neighbours go together.
-            while stop < last and batch.keys[stop] is key and batch.attributes.at(stop) == attributes:
-                stop += 1
+            if plan.since > start:
+                plan = plan.at(batch.offset_at(index))
+            else:
+                # Equal neighbours go together.
+                while stop < last and batch.keys[stop] is key and batch.attributes.at(stop) == attributes:
+                    stop += 1
             self._feed_some(plan, feeding, batch, index, stop, topic, attributes)
             index = stop
+        eager -= reached - feeding
         for session in feeding:
             session.position = max(session.position, end)
 
@@ -749,7 +764,7 @@ class Hub:
         if dirty:
             self.broker.directory.committer.lazy(self.shared.sessions_log)
 
-    def restore(self, client_id: str, kept: state.SessionState) -> None:
+    def restore(self, client_id: str, kept: state.SessionState) -> Session:
         """A session as the log has it, asleep."""
         session = self._new_session(client_id)
         in_log = state.restore_session(session, kept)
@@ -770,6 +785,7 @@ class Hub:
             delay_s = session.will.properties.will_delay_interval or 0
             self._wills[session] = self.broker.timers.after(delay_s, lambda: self._publish_will(session))
         self._expire_later(session)
+        return session
 
     def _read_flight(self, session: Session, kept: state.FlightState) -> Flight | None:
         try:

@@ -46,13 +46,16 @@ class Held:
 class Plan:
     """Who gets the messages of some topics, by the QoS they were published with."""
 
-    __slots__ = ("_helds", "_without", "deliveries", "has_no_local", "plain", "tracked")
+    __slots__ = ("_at", "_helds", "_without", "deliveries", "has_no_local", "plain", "since", "tracked")
 
     def __init__(self, helds: Sequence[Held]) -> None:
         self._helds = helds
         self.deliveries = list(_deliveries(helds))
         self.has_no_local = any(held.interest.no_local for held in helds)
         self._without: dict[int, Plan] = {}
+        # Records before this are not for all of them.
+        self.since = max((held.interest.since for held in helds), default=0)
+        self._at: dict[int, Plan] = {}
         # For each QoS: those who get it with QoS 0, by shape; and those who must acknowledge it.
         self.plain: list[list[tuple[Shape, list[Session]]]] = []
         self.tracked: list[list[Delivery]] = []
@@ -78,6 +81,19 @@ class Plan:
             found = self._without[origin] = Plan(
                 [one for one in self._helds if not (one.interest.no_local and one.session.origin == origin)]
             )
+        return found
+
+    def at(self, offset: int) -> "Plan":
+        """The same for a record that is older than some of the subscriptions: they do not get it."""
+        if self.since <= offset:
+            return self
+        # The newest subscription that gets it tells which ones do.
+        since = max((one.interest.since for one in self._helds if one.interest.since <= offset), default=-1)
+        found = self._at.get(since)
+        if found is None:
+            if len(self._at) >= PLANS_MAX:
+                self._at.clear()
+            found = self._at[since] = Plan([one for one in self._helds if one.interest.since <= since])
         return found
 
 

@@ -17,6 +17,8 @@ class Retained:
     expiry_us: int = 0
     timestamp_us: int = 0
     origin: int = 0
+    # Of its record in the log of messages; -1: from before this start.
+    offset: int = -1
 
 
 @dataclass(slots=True)

@@ -98,7 +98,8 @@ class MqttDoor:
         for key, (offset, value) in kept.items():
             vhost, client_id = state.split_key(key)
             if value and vhost in self.broker.vhosts:
-                self.place(vhost).hub.restore(client_id.decode(), state.decode_session(value, offset))
+                place = self.place(vhost)
+                place.shares.restore(place.hub.restore(client_id.decode(), state.decode_session(value, offset)))
 
     def _retained(self) -> list[tuple[str, bytes, Retained | None]]:
         found = []
@@ -131,7 +132,7 @@ class MqttDoor:
         place = self._places.get(vhost)
         if place is None:
             hub = Hub(self._shared, self.broker.vhosts[vhost])
-            place = self._places[vhost] = Place(hub, Shares(hub))
+            place = self._places[vhost] = Place(hub, Shares(hub, self.start_soon))
             if self._nursery is not None:
                 self._nursery.start_soon(hub.run)
         return place

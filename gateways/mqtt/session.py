@@ -71,6 +71,8 @@ class Interest:
     retain_as_published: bool = False
     retain_handling: RetainHandling = RetainHandling.SEND
     identifier: int = 0
+    # Where it stands in the log: what is older is not for it.
+    since: int = 0
 
 
 class Flight(NamedTuple):
@@ -86,6 +88,9 @@ class Flight(NamedTuple):
     # [MQTT-4.3.3] the client has it (PUBREC); what it is told from now on is PUBREL.
     released: bool = False
     settle: Settle | None = None
+    # The shared subscription it comes from, and its number there.
+    share: str = ""
+    seq: int = -1
 
 
 @dataclass(slots=True)
@@ -117,6 +122,8 @@ class Extra:
     expiry_us: int = 0
     timestamp_us: int = 0
     settle: Settle | None = None
+    share: str = ""
+    seq: int = -1
 
 
 @dataclass(slots=True)
@@ -171,8 +178,9 @@ class Session:
         self._to_resend: deque[int] = deque()
         self._next_extra = 0
         self._aliases: dict[bytes, int] = {}
-        # PUBREL that wait for the state to be safe.
+        # PUBREL, and deliveries of shared subscriptions, that wait for the state to be safe.
         self._to_release: list[int] = []
+        self._to_deliver: list[int] = []
 
     # -- counts -------------------------------------------------------------------------------------------------
 
@@ -219,6 +227,7 @@ class Session:
                 self.extras.append(extra)
         self._to_resend.clear()
         self._to_release.clear()
+        self._to_deliver.clear()
 
     def unread_from(self, log_end: int) -> int:
         """The first record that is in no flight and not done."""
@@ -405,7 +414,13 @@ class Session:
                 blob = with_message_expiry(blob, left_s)
             packet_id = self._extra_id() if extra.qos else 0
             flight = Flight(-1, extra.qos, extra.retain, extra.topic, blob, extra.payload, False, extra.settle)
-            if not self._send_one(link, flight, packet_id):
+            if extra.share:
+                flight = flight._replace(share=extra.share, seq=extra.seq)
+            if extra.share and extra.qos == 2 and self.outlives:
+                # [MQTT-4.8.2-5] Nobody else may get it from here on, whatever happens: that must be known first.
+                self.flights[packet_id] = flight
+                self._to_deliver.append(packet_id)
+            elif not self._send_one(link, flight, packet_id):
                 if extra.settle is not None:
                     extra.settle(Outcome.ACCEPTED)
             elif packet_id:
@@ -413,6 +428,8 @@ class Session:
                 self._note_progress()
             elif extra.settle is not None:
                 extra.settle(Outcome.ACCEPTED)
+        if self._to_deliver:
+            self.changed(True)
 
     def _extra_id(self) -> int:
         while True:
@@ -468,10 +485,18 @@ class Session:
         return unknown
 
     def release(self) -> None:
-        """What was received is safe: tell the client, who may then forget it (M2)."""
+        """The state is safe: tell the client what may be forgotten (M2), and give it what nobody else may get."""
         packet_ids, self._to_release = self._to_release, []
-        if packet_ids and self.link is not None:
-            self.link.send(encode_ack_run(PacketType.PUBREL, packet_ids))
+        link = self.link
+        if link is None:
+            return
+        if packet_ids:
+            link.send(encode_ack_run(PacketType.PUBREL, packet_ids))
+        packet_ids, self._to_deliver = self._to_deliver, []
+        for packet_id in packet_ids:
+            flight = self.flights.get(packet_id)
+            if flight is not None and not self._send_one(link, flight, packet_id):
+                self._finish(packet_id, flight, Outcome.ACCEPTED)
 
     def refuse(self, packet_id: int) -> None:
         """PUBREC with a failure code: the client will never have it."""

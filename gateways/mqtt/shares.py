@@ -2,12 +2,13 @@
 
 A group with a member that outlives its connection is a durable queue, else one that ends with its last member. What a
 member does not acknowledge goes back to the group when its session ends; with QoS 2 it is never given to another
-[MQTT-4.8.2-4, MQTT-4.8.2-5]. An ephemeral group that gets a lasting member goes on in a durable queue; what the old one
-holds is still handed out, and then it goes.
+[MQTT-4.8.2-4, MQTT-4.8.2-5]: a lasting session writes down which ones it has before it sends them, and the group passes
+over them when it meets them again after a restart. An ephemeral group that gets a lasting member goes on in a durable
+queue; what the old one holds is still handed out, and then it goes.
 Neighbours: delivery/queue.py deals out and remembers, session.py delivers, hub.py routes everything that is not shared.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from headrace.controller.entities import Binding, DestinationKind
@@ -25,8 +26,10 @@ from headrace.gateways.mqtt.topics import is_shared, parse_filter
 class Member:
     """A session's part in a group: a consumer of its queues."""
 
-    def __init__(self, hub: Hub, session: Session, interest: Interest) -> None:
+    def __init__(self, hub: Hub, session: Session, interest: Interest, taken: set[int]) -> None:
         self.tag = session.client_id
+        # Numbers of messages that a session has and no other may get.
+        self._taken = taken
         self.priority = 0
         self.no_ack = False
         self.exclusive = False
@@ -59,6 +62,10 @@ class Member:
                 # [MQTT-4.7.2-1] The binding's language does not know this rule.
                 queue.settle(one)
                 continue
+            if self._taken and queue.durable and one.seq in self._taken:
+                self._taken.discard(one.seq)
+                queue.settle(one)
+                continue
             attributes = batch.attributes.at(index)
             blob = batch.properties[index]
             qos, retain = (attributes & QOS_MASK) >> QOS_SHIFT, attributes & RETAIN != 0
@@ -74,6 +81,8 @@ class Member:
                     retain and self.interest.retain_as_published,
                     batch.expiries.at(index),
                     settle=partial(self._settle, queue, one),
+                    share=self.interest.filter if queue.durable else "",
+                    seq=one.seq,
                 )
             )
         self.session.pump()
@@ -98,33 +107,52 @@ class Member:
 class Shares:
     """The groups of one vhost."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, start_soon: Callable[[Callable[[], object]], None]) -> None:
         self._hub = hub
-        # By filter as subscribed, then by session.
+        self._start_soon = start_soon
+        # By filter as subscribed, then by session; also of sessions that are asleep.
         self._members: dict[str, dict[Session, Member]] = {}
+        # By filter, the numbers of messages that were on their way with QoS 2 when the broker ended.
+        self._taken: dict[str, set[int]] = {}
+        hub.ended = self._session_ended
+
+    def _member(self, session: Session, interest: Interest) -> Member:
+        members = self._members.setdefault(interest.filter, {})
+        members[session] = Member(self._hub, session, interest, self._taken.setdefault(interest.filter, set()))
+        return members[session]
+
+    def restore(self, session: Session) -> None:
+        """A session from before this start: it is in its groups, asleep."""
+        for interest in session.interests.values():
+            if is_shared(interest.filter):
+                self._member(session, interest)
+        for flight in session.flights.values():
+            if flight.share:
+                self._taken.setdefault(flight.share, set()).add(flight.seq)
+
+    def _session_ended(self, session: Session) -> None:
+        for topic_filter in session.interests:
+            if is_shared(topic_filter):
+                self.leave_now(session, topic_filter)
+                self._start_soon(partial(self._end_if_empty, topic_filter))
 
     async def join(self, session: Session, interest: Interest) -> None:
         self.leave_now(session, interest.filter)
         queue = await self._queue(interest.filter, durable=session.outlives)
-        member = Member(self._hub, session, interest)
-        self._members.setdefault(interest.filter, {})[session] = member
-        self._consume(member, self._queues(interest.filter))
+        self._consume(self._member(session, interest), self._queues(interest.filter))
         self._hub.broker.touch(queue)
 
     def resume(self, session: Session) -> None:
         """A session is connected again: it takes part in its groups."""
         for interest in session.interests.values():
             if is_shared(interest.filter):
-                member = self._members.setdefault(interest.filter, {}).get(session)
-                if member is None:
-                    member = Member(self._hub, session, interest)
-                    self._members[interest.filter][session] = member
+                member = self._members.get(interest.filter, {}).get(session) or self._member(session, interest)
                 self._consume(member, self._queues(interest.filter))
 
     def pause(self, session: Session) -> None:
         """Its connection has ended; what it holds stays its own."""
-        for topic_filter, members in self._members.items():
-            member = members.get(session)
+        for topic_filter in session.interests if self._members else ():
+            member = self._members.get(topic_filter, {}).get(session)
             if member is not None:
                 for queue in self._queues(topic_filter):
                     if member in queue.consumers:
@@ -133,9 +161,9 @@ class Shares:
 
     def wake(self, session: Session) -> None:
         """It has room again."""
-        for interest in session.interests.values():
-            if is_shared(interest.filter):
-                for queue in self._queues(interest.filter):
+        for topic_filter in session.interests if self._members else ():
+            if is_shared(topic_filter):
+                for queue in self._queues(topic_filter):
                     self._hub.broker.wake(queue)
 
     def leave_now(self, session: Session, topic_filter: str) -> None:
@@ -151,9 +179,14 @@ class Shares:
             self._members.pop(topic_filter, None)
 
     async def leave(self, session: Session, topic_filter: str) -> None:
-        """It has unsubscribed, or ended; a group that nobody is in ends."""
+        """It has unsubscribed."""
         self.leave_now(session, topic_filter)
+        await self._end_if_empty(topic_filter)
+
+    async def _end_if_empty(self, topic_filter: str) -> None:
+        """A group that nobody is in ends."""
         if topic_filter not in self._members:
+            self._taken.pop(topic_filter, None)
             for queue in self._queues(topic_filter):
                 await self._hub.host.delete_queue(queue, lambda: topic_filter not in self._members)
 

@@ -31,6 +31,9 @@ class FlightState(msgspec.Struct, frozen=True, array_like=True):
     topic: bytes = b""
     blob: bytes = b""
     payload: bytes = b""
+    # The shared subscription it comes from, and its number there.
+    share: str = ""
+    seq: int = -1
 
 
 class WillState(msgspec.Struct, frozen=True, array_like=True):
@@ -50,8 +53,8 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     asleep_since_us: int
     position: int
     next_seq: int
-    # (filter, qos, no local, retain as published, retain handling, identifier)
-    interests: list[tuple[str, int, bool, bool, int, int]]
+    # (filter, qos, no local, retain as published, retain handling, identifier, since)
+    interests: list[tuple[str, int, bool, bool, int, int, int]]
     flights: list[FlightState]
     incoming: list[int]
     will: WillState | None = None
@@ -97,15 +100,25 @@ def encode_session(session: Session, log_end: int) -> bytes:
     )
 
 
-def _interest_state(one: Interest) -> tuple[str, int, bool, bool, int, int]:
-    return one.filter, one.qos, one.no_local, one.retain_as_published, int(one.retain_handling), one.identifier
+def _interest_state(one: Interest) -> tuple[str, int, bool, bool, int, int, int]:
+    handling = int(one.retain_handling)
+    return one.filter, one.qos, one.no_local, one.retain_as_published, handling, one.identifier, one.since
 
 
 def _flight_state(packet_id: int, flight: Flight) -> FlightState:
     if flight.offset >= 0:
         return FlightState(packet_id, flight.offset, flight.qos, flight.released, flight.retain)
     return FlightState(
-        packet_id, -1, flight.qos, flight.released, flight.retain, flight.topic, flight.blob, flight.payload
+        packet_id,
+        -1,
+        flight.qos,
+        flight.released,
+        flight.retain,
+        flight.topic,
+        flight.blob,
+        flight.payload,
+        flight.share,
+        flight.seq,
     )
 
 
@@ -127,8 +140,10 @@ def restore_session(session: Session, state: SessionState) -> Iterable[FlightSta
     session.asleep_since_us = state.asleep_since_us
     session.position = state.position
     session.next_seq = state.next_seq
-    for text, qos, no_local, as_published, handling, identifier in state.interests:
-        session.interests[text] = Interest(text, qos, no_local, as_published, RetainHandling(handling), identifier)
+    for text, qos, no_local, as_published, handling, identifier, since in state.interests:
+        session.interests[text] = Interest(
+            text, qos, no_local, as_published, RetainHandling(handling), identifier, since
+        )
     session.incoming = set(state.incoming)
     if state.will is not None:
         will = state.will
@@ -136,8 +151,11 @@ def restore_session(session: Session, state: SessionState) -> Iterable[FlightSta
         session.will = Will(will.topic, will.payload, QoS(will.qos), will.retain, properties)
     in_log = []
     for one in state.flights:
+        if one.share and one.qos == 1:
+            # Its group still has it, and deals it out again.
+            continue
         session.flights[one.packet_id] = Flight(
-            one.offset, one.qos, one.retain, one.topic, one.blob, one.payload, one.released
+            one.offset, one.qos, one.retain, one.topic, one.blob, one.payload, one.released, None, one.share, one.seq
         )
         if one.offset >= 0 and not one.released:
             in_log.append(one)
