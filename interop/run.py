@@ -5,6 +5,7 @@ ran held but a client is not installed here, unless --allow-missing says that th
 """
 
 import argparse
+import signal
 import sys
 import time
 import traceback
@@ -108,4 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Being asked to end must end the brokers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
     sys.exit(main())

@@ -11,6 +11,7 @@ acknowledged, the broker is killed once more, and both queues must be empty. Wha
 
 import argparse
 import random
+import signal
 import sys
 import threading
 import time
@@ -45,6 +46,7 @@ LIFE = (0.2, 2.5)
 STILLBORN = 0.2
 STARTING_SECONDS = (0.0, 1.0)
 DRAIN_SECONDS_MAX = 120
+QUIET_SECONDS_MAX = 10
 # A run of so many seconds must have at least one kill for each of these.
 SECONDS_PER_KILL_MAX = 6
 CONFIRMED_PER_KILL_MIN = 100
@@ -282,6 +284,18 @@ def drained(story: Story) -> bool:
     return not any(missing) and not any(waiting.values())
 
 
+def wait_until_drained(story: Story, last: float) -> None:
+    """Or until nothing has come for a while: what is missing then is lost."""
+    count, since = -1, time.monotonic()
+    while not drained(story) and time.monotonic() < last:
+        delivered = sum(len(queue.deliveries) for queue in story.ledger.queues)
+        if delivered != count:
+            count, since = delivered, time.monotonic()
+        elif time.monotonic() - since > QUIET_SECONDS_MAX:
+            return
+        time.sleep(0.1)
+
+
 def ready(connection: pika.BlockingConnection) -> dict[str, int]:
     channel = connection.channel()
     return {name: channel.queue_declare(name, passive=True).method.message_count for name in ("kill.one", "kill.many")}
@@ -330,8 +344,7 @@ def finish(story: Story, publishers: list[Publisher], consumers: list[Consumer])
         publisher.join(max(0, last - time.monotonic()))
         if publisher.is_alive():
             story.ledger.failures.append(f"{publisher.name} still waits for {len(publisher.unconfirmed)} confirms")
-    while not drained(story) and time.monotonic() < last:
-        time.sleep(0.1)
+    wait_until_drained(story, last)
     story.consuming = False
     for consumer in consumers:
         consumer.join(max(1, last - time.monotonic()))
@@ -360,4 +373,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # Being asked to end must end the broker too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.exit(main())
