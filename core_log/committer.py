@@ -30,7 +30,8 @@ class Committer:
         self._env = env
         self._journal = journal
         self._config = config
-        self._urgent: dict[PartitionLog, None] = {}
+        # What the next group commits, and whether it has to be synced.
+        self._urgent: dict[PartitionLog, bool] = {}
         self._lazy: dict[PartitionLog, None] = {}
         self._wake = trio.Event()
         self._lazy_wake = trio.Event()
@@ -47,17 +48,21 @@ class Committer:
         self.on_commit: Callable[[], None] = lambda: None
 
     def urgent(self, log: PartitionLog) -> None:
-        """Somebody waits for these records: commit as soon as the sync under way is done."""
+        """Somebody waits for these records: commit as soon as the sync under way is done.
+
+        A stream that promises less than a sync is only written by then; its sync is due at the next interval.
+        """
         self._asked_count += 1
+        if not self._urgent:
+            self._wake.set()
         if log.config.durability == "sync":
-            if not self._urgent:
-                self._wake.set()
-            self._urgent[log] = None
+            self._urgent[log] = True
         else:
+            self._urgent.setdefault(log, False)
             self.lazy(log)
 
     def lazy(self, log: PartitionLog) -> None:
-        """Nobody waits (transient records), or the stream promises less than a sync: at the next interval."""
+        """Nobody waits (transient records): at the next interval."""
         if not self._lazy:
             self._lazy_wake.set()
         self._lazy[log] = None
@@ -70,10 +75,10 @@ class Committer:
                 self._idle = trio.Event()
                 await self._gather()
                 self._wake = trio.Event()
-                group = list(self._urgent)
-                self._urgent = {}
+                group, self._urgent = self._urgent, {}
+                written = [log for log, has_to in group.items() if not has_to]
                 try:
-                    await self.commit(group)
+                    await self.commit([log for log, has_to in group.items() if has_to], written)
                 finally:
                     self._idle.set()
 
@@ -86,7 +91,7 @@ class Committer:
         if self._pauses_to_skip:
             self._pauses_to_skip -= 1
             return
-        pending = sum(log.end - log.synced_end for log in self._urgent)
+        pending = sum(log.end - (log.synced_end if has_to else log.written_end) for log, has_to in self._urgent.items())
         if pending > GATHER_COUNT_MAX:
             return
         asked = self._asked_count
@@ -106,17 +111,17 @@ class Committer:
                     log.seal()
                 except DiskFull:
                     # The next group tries again, and pauses if it must.
-                    self._urgent[log] = None
+                    self._urgent[log] = True
                 log.advance()
                 if log.config.durability != "os" or log.needs_checkpoint:
-                    self._urgent[log] = None
+                    self._urgent[log] = True
             if self._urgent:
                 self._wake.set()
 
     async def flush(self) -> None:
         """Everything appended so far is safe when this returns."""
         while self._urgent or self._lazy or not self._idle.is_set():
-            self._urgent.update(self._lazy)
+            self._urgent.update(dict.fromkeys(self._lazy, True))
             self._lazy = {}
             if self._urgent:
                 self._wake.set()
@@ -127,25 +132,30 @@ class Committer:
         """What is in this log now is on the disk when this returns, whatever durability it promises."""
         end = log.end
         while log.synced_end < end:
-            self._urgent[log] = None
+            self._urgent[log] = True
             self._wake.set()
             await self._idle.wait()
             await trio.lowlevel.checkpoint()
 
-    async def commit(self, logs: Sequence[PartitionLog]) -> None:
-        """Seal, write, sync and acknowledge one group."""
+    async def commit(self, logs: Sequence[PartitionLog], written: Sequence[PartitionLog] = ()) -> None:
+        """Seal, write, sync and acknowledge one group; what is in `written` is not synced unless it must be."""
         jobs: list[SyncJob] = []
+        told: list[PartitionLog] = []
+        unsynced = set(written)
         full = False
-        for log in logs:
+        for log in (*logs, *written):
             try:
                 log.seal()
             except DiskFull:
                 # Nothing of the batch counts yet and nothing is lost: its publishers wait.
                 full = self.disk_full = True
-                self._urgent[log] = None
-            job = log.begin_sync()
-            if job is not None:
+                self._urgent[log] = True
+            if log in unsynced and not log.needs_checkpoint:
+                told.append(log)
+            elif (job := log.begin_sync()) is not None:
                 jobs.append(job)
+        if told:
+            self._tell(told)
         if jobs:
             await self._sync_when_there_is_room(jobs)
             self.group_count += 1
@@ -160,6 +170,14 @@ class Committer:
             await self._env.clock.sleep(FULL_DISK_PAUSE_S)
         if self._urgent:
             self._wake.set()
+
+    def _tell(self, logs: Sequence[PartitionLog]) -> None:
+        """These are written, and promise no more."""
+        self.telling = True
+        for log in logs:
+            log.advance()
+        self.telling = False
+        self.on_commit()
 
     async def _sync_when_there_is_room(self, jobs: Sequence[SyncJob]) -> None:
         """The data is in its files already; the journal or a small file may have to wait for space."""
