@@ -55,6 +55,7 @@ from headrace.controller.passwords import RABBITMQ_ALGORITHMS, check_rabbitmq_ha
 from headrace.controller.patterns import compile_pattern
 from headrace.controller.policies import check_definition
 from headrace.controller.table import FieldIn, Table
+from headrace.controller.verifiers import parse as parse_verifier
 
 T = TypeVar("T")
 
@@ -71,13 +72,19 @@ class UserDefinition:
     # In our own form, or as exported from RabbitMQ if `hashing_algorithm` says so.
     password_hash: str | None = field(default=None, repr=False)
     hashing_algorithm: str | None = None
+    # A SCRAM verifier, for whoever gives no password to make it from.
+    scram: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         User(self.name, tags=self.tags)
         if self.password is not None and self.password_hash is not None:
             raise Invalid("password and password_hash exclude each other")
+        if self.password is not None and self.scram is not None:
+            raise Invalid("password and scram exclude each other: a verifier is made from the password")
         if self.password == "":
             raise Invalid("password must not be blank")
+        if self.scram is not None:
+            parse_verifier(self.scram)
         if self.hashing_algorithm is not None:
             if self.password_hash is None:
                 raise Invalid("hashing_algorithm says how password_hash was made, which is missing")
@@ -151,6 +158,7 @@ def _user(fields: "_Fields") -> UserDefinition:
         fields.maybe_text("password"),
         fields.maybe_text("password_hash"),
         fields.maybe_text("hashing_algorithm"),
+        fields.maybe_text("scram"),
     )
 
 

@@ -52,6 +52,9 @@ class User:
     # The metadata version in which this user or any of its rights last changed. Stamped when the change is applied;
     # what is cached about a user is good for exactly one value of it.
     version: Version = Version(0)
+    # Of the same password, as controller/verifiers.py writes it; empty = it cannot be proven by SCRAM. Whoever gives a
+    # user another password gives it another verifier, or none.
+    scram: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         check_name("the user's name", self.name)

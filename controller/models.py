@@ -68,6 +68,7 @@ class UserRow(Base):
     # JSON array of text.
     tags: Mapped[str]
     version: Mapped[int] = mapped_column(BigInteger)
+    scram: Mapped[str | None]
 
 
 class PermissionRow(Base):

@@ -126,6 +126,7 @@ def _row(change: Change, version: Version) -> _Row:
                 "password_hash": user.password_hash,
                 "tags": msgspec.json.encode(user.tags).decode(),
                 "version": version,
+                "scram": user.scram or None,
             }
         case PutPermission(right):
             return {
@@ -303,7 +304,13 @@ def read(connection: Connection) -> Snapshot:
         ViewId(cluster.next_view_id),
         vhosts=[Vhost(row.name) for row in rows(VhostRow)],
         users=[
-            User(row.name, row.password_hash, msgspec.json.decode(row.tags, type=tuple[str, ...]), row.version)
+            User(
+                row.name,
+                row.password_hash,
+                msgspec.json.decode(row.tags, type=tuple[str, ...]),
+                row.version,
+                row.scram or "",
+            )
             for row in rows(UserRow)
         ],
         permissions=[

@@ -40,6 +40,7 @@ from headrace.controller.passwords import (
 )
 from headrace.controller.snapshot import Snapshot, apply
 from headrace.controller.store import Committed, Lost, MetaStore, NotCommitted, Unknown
+from headrace.controller.verifiers import scram_of
 from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError
 from headrace.core_log.ids import StreamId, ViewId
 
@@ -112,6 +113,10 @@ class MetadataService:
 
     def new_stream(self) -> StreamId:
         return StreamId(self._new_uuid())
+
+    def new_salt(self) -> bytes:
+        """For a verifier (verifiers.SALT_BYTES)."""
+        return self._new_uuid().bytes
 
     async def commit(self, *changes: Change) -> Version:
         """All of `changes` or none, in one version, which the snapshot has when this returns.
@@ -229,16 +234,25 @@ class MetadataService:
             await self.commit(*changes)
 
     async def _defined(self, definition: UserDefinition) -> User:
-        """The user as the file wants it. A password that is right already keeps its hash."""
+        """The user as the file wants it. A password that is right already keeps its hash, and its SCRAM verifier."""
         existing = self.snapshot.users.get(definition.name)
-        stored = existing.password_hash if existing else ""
+        stored, verifier = (existing.password_hash, existing.scram) if existing else ("", "")
+        salt = self.new_salt()
 
-        def hashed() -> str:
+        def hashed() -> tuple[str, str]:
             cost = self._hash_cost
             if definition.password is not None:
-                if stored and verify_password(stored, definition.password) and not needs_rehash(stored, cost):
-                    return stored
-                return hash_password(definition.password, cost)
+                known = bool(stored) and verify_password(stored, definition.password)
+                scram = verifier if known and verifier else scram_of(definition.password, salt)
+                if known and not needs_rehash(stored, cost):
+                    return stored, scram
+                return hash_password(definition.password, cost), scram
+            renewed = rehashed(cost)
+            if definition.scram is not None:
+                return renewed, definition.scram
+            return renewed, verifier if renewed == stored else ""
+
+        def rehashed(cost: HashCost) -> str:
             if definition.password_hash is not None and definition.hashing_algorithm is not None:
                 exported, algorithm = definition.password_hash, definition.hashing_algorithm
                 if stored and matches_rabbitmq_hash(stored, exported, algorithm) and not needs_rehash(stored, cost):
@@ -246,8 +260,8 @@ class MetadataService:
                 return wrap_rabbitmq_hash(exported, algorithm, cost)
             return definition.password_hash if definition.password_hash is not None else stored
 
-        password_hash = await trio.to_thread.run_sync(hashed, limiter=self._hashing)
-        return User(definition.name, password_hash, definition.tags)
+        password_hash, scram = await trio.to_thread.run_sync(hashed, limiter=self._hashing)
+        return User(definition.name, password_hash, definition.tags, scram=scram)
 
     def _seeds(self, definitions: Definitions, users: Sequence[User], fresh: bool) -> list[Change]:
         """What differs between the file and the metadata."""

@@ -28,6 +28,9 @@ class Clock(Protocol):
 class Ids(Protocol):
     def uuid(self) -> UUID: ...
 
+    def nonce(self) -> str:
+        """Printable ASCII without comma, of 128 unguessable bits or more: what a peer's proof is about."""
+
     def salt(self) -> int:
         """64 unguessable bits, never 0: tells a segment's batches from what a recycled file held before."""
 

@@ -39,6 +39,9 @@ class SystemIds:
     def uuid(self) -> UUID:
         return uuid4()
 
+    def nonce(self) -> str:
+        return secrets.token_urlsafe(18)
+
     def salt(self) -> int:
         return secrets.randbelow(2**64 - 1) + 1
 

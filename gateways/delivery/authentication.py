@@ -12,8 +12,9 @@ import trio
 from headrace.controller.changes import PutUser
 from headrace.controller.passwords import hash_password, needs_rehash, verify_password
 from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
+from headrace.controller.verifiers import scram_of
 from headrace.core_log.errors import DiskFull, Refused
-from headrace.gateways.delivery.login import Check, Identity, Login, LoginConfig, Refusal
+from headrace.gateways.delivery.login import Check, Identity, Login, LoginConfig, ProofCheck, Refusal
 
 log = logging.getLogger(__name__)
 
@@ -53,21 +54,44 @@ class Authentication:
         await trio.lowlevel.checkpoint()
         return self._logged(self._login.certified(name, peer_is_loopback), name, address)
 
+    def begin_proof(self, name: str, *, address: str, peer_is_loopback: bool) -> ProofCheck | Refusal:
+        """The first half of a login by SCRAM: what the client must prove to know."""
+        outcome = self._login.begin_proof(name, address, peer_is_loopback, self._monotonic())
+        if isinstance(outcome, Refusal):
+            self._logged(outcome, name, address)
+        return outcome
+
+    def finish_proof(self, check: ProofCheck, proven: bool, *, address: str) -> Identity | Refusal:
+        return self._logged(self._login.finish_proof(check, proven, self._monotonic()), check.name, address)
+
     async def _check(self, check: Check, password: str) -> Identity | Refusal:
         verified = await trio.to_thread.run_sync(verify_password, check.stored, password, limiter=self._threads)
         outcome = self._login.finish(check, verified, self._monotonic())
-        if isinstance(outcome, Identity) and needs_rehash(check.stored, self._config.hash_cost):
-            await self._rehash(check, password)
+        if isinstance(outcome, Identity):
+            await self._renew(check, password)
         return outcome
 
-    async def _rehash(self, check: Check, password: str) -> None:
-        """The hash was made at another cost. Whatever keeps it from being renewed does not keep the user out."""
-        renewed = await trio.to_thread.run_sync(hash_password, password, self._config.hash_cost, limiter=self._threads)
+    async def _renew(self, check: Check, password: str) -> None:
+        """A hash that was made at another cost is made anew, and a SCRAM verifier that is missing is made: now there
+        is a password to make them from. Whatever keeps them from being written does not keep the user out."""
         user = self._metadata.snapshot.users.get(check.name)
         if user is None or user.password_hash != check.stored:
             return
+        had, cost, salt = user.scram, self._config.hash_cost, self._metadata.new_salt()
+
+        def made() -> tuple[str, str]:
+            password_hash = hash_password(password, cost) if needs_rehash(check.stored, cost) else check.stored
+            return password_hash, had or scram_of(password, salt)
+
+        if had and not needs_rehash(check.stored, cost):
+            return
+        password_hash, scram = await trio.to_thread.run_sync(made, limiter=self._threads)
+        user = self._metadata.snapshot.users.get(check.name)
+        if user is None or user.password_hash != check.stored or (password_hash, scram) == (check.stored, user.scram):
+            return
+        renewed = replace(user, password_hash=password_hash, scram=scram)
         try:
-            await self._metadata.commit(PutUser(replace(user, password_hash=renewed), if_version=user.version))
+            await self._metadata.commit(PutUser(renewed, if_version=user.version))
         except (Refused, DiskFull) as error:
             log.warning("the password hash of user %r was not renewed: %s", check.name, error)
 

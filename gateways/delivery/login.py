@@ -8,13 +8,16 @@ A password takes a worker thread tens of milliseconds to check, so a login has t
             verified = verify_password(check.stored, password)
             outcome = login.finish(check, verified, now)
 
+A password that is proven by SCRAM needs no thread, and has two halves since the client speaks in between: `begin_proof`
+says what it must prove, to a user that does not exist too, and `finish_proof` takes the outcome.
+
 Whoever drives it takes a place among the few hashing threads before `begin`, so that a burst of guesses cannot all
 begin before the first has failed (authentication.py does). An unknown user, a wrong password, a user without password
 and a user who may only come from this machine all take the same work and get the same words; the log has the reason.
 
 From the fifth failure for a user from an address on, further attempts from there are refused unchecked for a time
 that doubles. Other addresses are not touched. Loopback is not slowed: all local programs share that address.
-A verified password is remembered as an HMAC under a key of this process, until the user's version changes.
+A verified password is remembered as an HMAC under a key of this process, while the user's hash stays what it was.
 """
 
 from dataclasses import dataclass, field
@@ -25,6 +28,7 @@ from hmac import compare_digest, digest
 from headrace.controller.entities import User, Version
 from headrace.controller.passwords import DEFAULT_COST, HashCost, decoy
 from headrace.controller.snapshot import Snapshot
+from headrace.controller.verifiers import ITERATIONS, SALT_BYTES, Verifier, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Reason(Enum):
     BLANK_PASSWORD = "blank password"
     CREDENTIALS = "unknown user or wrong password"
     LOOPBACK_ONLY = "this user can only connect from the broker's own machine"
+    NO_VERIFIER = "this user's password was set before SCRAM verifiers were kept, or as a hash"
+    PROOF = "unknown user or wrong proof"
     THROTTLED = "too many failures from this address"
     UNKNOWN_CERTIFICATE = "no user has the certificate's name"
 
@@ -84,6 +90,18 @@ class Check:
     _proof: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ProofCheck:
+    """A proof to be held against `verifier`, then handed to `finish_proof`."""
+
+    name: str
+    verifier: Verifier
+    peer_is_loopback: bool
+    # What the user's verifier was; empty if there is no such user or it has none.
+    _stored: str = field(repr=False)
+    _source: bytes = field(repr=False)
+
+
 @dataclass(slots=True)
 class _Failures:
     count: int
@@ -100,8 +118,8 @@ class Login:
         self._decoy = decoy(self._config.hash_cost)
         # Oldest first. Keys are digests: names and addresses of strangers take no more room than that.
         self._failures: dict[bytes, _Failures] = {}
-        # By user: the version for which, and the proof with which, the password was verified.
-        self._verified: dict[str, tuple[Version, bytes]] = {}
+        # By user: a seal over the hash against which, and the proof with which, the password was verified.
+        self._verified: dict[str, bytes] = {}
 
     def update(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -113,13 +131,13 @@ class Login:
         if not password:
             return Refusal(Reason.BLANK_PASSWORD)
         source = self._digest(b"source", name, address)
-        failures = self._failures.get(source)
         # First of all: else the remembered proof could be guessed at without delay.
-        if failures is not None and now < failures.not_before_s:
+        if self._is_throttled(source, now):
             return Refusal(Reason.THROTTLED)
         proof = self._digest(b"proof", name, password)
         user = self._snapshot.users.get(name)
         if user is not None and self._remembers(user, proof):
+            self._failures.pop(source, None)
             return self._admit(user, peer_is_loopback)
         if user is None or not user.password_hash:
             return Check(name, self._decoy, None, peer_is_loopback, source, proof)
@@ -136,6 +154,36 @@ class Login:
         self._remember(user, check._proof)
         return self._admit(user, check.peer_is_loopback)
 
+    def begin_proof(self, name: str, address: str, peer_is_loopback: bool, now: float) -> ProofCheck | Refusal:
+        source = self._digest(b"source", name, address)
+        if self._is_throttled(source, now):
+            return Refusal(Reason.THROTTLED)
+        user = self._snapshot.users.get(name)
+        stored = user.scram if user is not None else ""
+        return ProofCheck(
+            name, parse(stored) if stored else self._decoy_verifier(name), peer_is_loopback, stored, source
+        )
+
+    def finish_proof(self, check: ProofCheck, proven: bool, now: float) -> Identity | Refusal:
+        # Once more: many may have begun before the first of them failed.
+        if self._is_throttled(check._source, now):
+            return Refusal(Reason.THROTTLED)
+        user = self._snapshot.users.get(check.name)
+        if not proven or user is None or not user.scram or user.scram != check._stored:
+            if not check.peer_is_loopback:
+                self._count_failure(check._source, now)
+            return Refusal(Reason.NO_VERIFIER if user is not None and not user.scram else Reason.PROOF)
+        self._failures.pop(check._source, None)
+        return self._admit(user, check.peer_is_loopback)
+
+    def _decoy_verifier(self, name: str) -> Verifier:
+        """What nobody can prove, looking like a real one: the same salt for the same name, after a restart too."""
+        key = self._snapshot.cluster.bytes
+        salt, stored, server = (
+            digest(key, what + name.encode("utf-8", "surrogatepass"), sha256) for what in (b"salt ", b"key ", b"own ")
+        )
+        return Verifier(ITERATIONS, salt[:SALT_BYTES], stored, server)
+
     def certified(self, name: str, peer_is_loopback: bool) -> Identity | Refusal:
         """For a peer whose certificate, already verified, bears this name (EXTERNAL)."""
         user = self._snapshot.users.get(name)
@@ -149,14 +197,20 @@ class Login:
         return Identity(user.name, user.tags)
 
     def _remembers(self, user: User, proof: bytes) -> bool:
-        version, known = self._verified.get(user.name, (None, b""))
-        return version == user.version and compare_digest(known, proof)
+        return compare_digest(self._verified.get(user.name, b""), self._seal(user, proof))
 
     def _remember(self, user: User, proof: bytes) -> None:
         self._verified.pop(user.name, None)
-        self._verified[user.name] = (user.version, proof)
+        self._verified[user.name] = self._seal(user, proof)
         if len(self._verified) > self._config.verified_max:
             del self._verified[next(iter(self._verified))]
+
+    def _seal(self, user: User, proof: bytes) -> bytes:
+        return digest(self._key, b"seal " + proof + user.password_hash.encode("utf-8", "surrogatepass"), sha256)
+
+    def _is_throttled(self, source: bytes, now: float) -> bool:
+        failures = self._failures.get(source)
+        return failures is not None and now < failures.not_before_s
 
     def _count_failure(self, source: bytes, now: float) -> None:
         config = self._config

@@ -21,7 +21,7 @@ from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
-from headrace.gateways.delivery.login import Identity
+from headrace.gateways.delivery.login import Identity, Refusal
 from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.mqtt.config import MqttConfig
@@ -48,6 +48,7 @@ from headrace.gateways.mqtt.packets import (
     Will,
 )
 from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties, PublishScans
+from headrace.gateways.mqtt.proving import MECHANISM, Proven, Proving
 from headrace.gateways.mqtt.reasons import (
     MqttError,
     PacketType,
@@ -138,6 +139,12 @@ class Client:
         self._read_bytes = READ_BYTES_MIN
         self._more = connection.has_more()
         self._scope = trio.CancelScope()
+        # What came behind CONNECT before it was answered.
+        self._early: list[Event] = []
+        # How the client proves who it is, if not by sending a password; what is said to it last; a proof under way.
+        self._method: str | None = None
+        self._last_word: bytes | None = None
+        self._proving: Proving | None = None
         # Topics this user may publish to, as asked before.
         self._allowed: set[bytes] = set()
         # Publishes with QoS 1 and 2 that are not answered yet.
@@ -316,7 +323,7 @@ class Client:
             case Disconnect():
                 self._disconnected(event)
             case Auth():
-                raise protocol_error("AUTH without an authentication method", "MQTT-4.12.0-6")
+                self._prove_again(event)
             case Violation(error):
                 raise error
             case _:
@@ -325,7 +332,8 @@ class Client:
     # -- CONNECT --------------------------------------------------------------------------------------------------
 
     async def _connect(self, events: Sequence[Event]) -> None:
-        first, rest = events[0], events[1:]
+        first = events[0]
+        self._early.extend(events[1:])
         if isinstance(first, Violation):
             await self._refuse(first.error)
         assert isinstance(first, Connect), "the cutter lets nothing else pass"
@@ -339,8 +347,8 @@ class Client:
         except HeadraceError as error:
             await self._refuse(_as_mqtt(error))
         self.door.turn.end()
-        if rest:
-            await self._turn(rest)
+        if self._early:
+            await self._turn(self._early)
 
     async def _refuse(self, error: MqttError) -> None:
         """[MQTT-3.2.2-7] CONNACK with the reason, where the client's version has one for it, and the end."""
@@ -358,14 +366,13 @@ class Client:
 
     async def _log_in(self, connect: Connect) -> Place:
         config, connection = self.door.config, self.connection
-        if connect.properties.authentication_method is not None:
-            method = connect.properties.authentication_method
-            raise MqttError(ReasonCode.BAD_AUTHENTICATION_METHOD, f"unknown authentication method '{method}'")
         self._problem_information = connect.properties.request_problem_information is not False
         name, vhost = connect.user_name, config.vhost
         address, loopback = connection.host, connection.is_loopback
         authentication = self.door.authentication
-        if name is None:
+        if connect.properties.authentication_method is not None:
+            outcome, vhost = await self._prove(connect.properties)
+        elif name is None:
             name = connection.certified_name or config.anonymous_user
             if not name:
                 raise MqttError(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "a user name is needed")
@@ -374,9 +381,7 @@ class Client:
             if not (loopback or connection.tls or config.allow_plaintext_auth):
                 text = "a password in clear text from another machine: use TLS, or set mqtt.allow_plaintext_auth"
                 raise MqttError(ReasonCode.NOT_AUTHORIZED, text)
-            if ":" in name and name not in self.door.broker.metadata.snapshot.users:
-                # As RabbitMQ has it.
-                vhost, _, name = name.partition(":")
+            vhost, name = self._placed(name)
             password = (connect.password or b"").decode("utf-8", "replace")
             outcome = await authentication.login(name, password, address=address, peer_is_loopback=loopback)
         if not isinstance(outcome, Identity):
@@ -386,6 +391,80 @@ class Client:
             raise MqttError(ReasonCode.NOT_AUTHORIZED, f"access to vhost '{vhost}' refused for user '{self.user}'")
         self.vhost = vhost
         return self.door.place(vhost)
+
+    def _placed(self, name: str) -> tuple[str, str]:
+        """Vhost and user that a name means, as RabbitMQ has it."""
+        if ":" in name and name not in self.door.broker.metadata.snapshot.users:
+            vhost, _, name = name.partition(":")
+            return vhost, name
+        return self.door.config.vhost, name
+
+    # -- AUTH -----------------------------------------------------------------------------------------------------
+
+    async def _prove(self, asked: Properties) -> tuple[Identity | Refusal, str]:
+        """[MQTT-4.12] The client proves who it is in AUTH packets before it gets its CONNACK."""
+        if asked.authentication_method != MECHANISM:
+            text = f"unknown authentication method '{asked.authentication_method}'; there is {MECHANISM}"
+            raise MqttError(ReasonCode.BAD_AUTHENTICATION_METHOD, text, "MQTT-4.12.0-1")
+        self._method = MECHANISM
+        proving, data = self._new_proof(), asked.authentication_data
+        while not isinstance(step := proving.take(data), Proven | Refusal):
+            self._put(Auth(ReasonCode.CONTINUE_AUTHENTICATION, self._auth_properties(step)))
+            self.door.turn.end()
+            data = await self._next_proof()
+        if isinstance(step, Refusal):
+            raise MqttError(ReasonCode.NOT_AUTHORIZED, "login refused; the broker's log says why", "MQTT-4.12.0-4")
+        self._last_word = step.answer
+        return step.identity, proving.vhost
+
+    async def _next_proof(self) -> bytes | None:
+        while not self._early:
+            self._early.extend(self._cutter.receive(await self._read()))
+        match self._early.pop(0):
+            case Auth(ReasonCode.CONTINUE_AUTHENTICATION, properties) if properties.authentication_method == MECHANISM:
+                return properties.authentication_data
+            case Auth():
+                raise protocol_error("AUTH does not go on with what CONNECT began", "MQTT-4.12.0-5")
+            case Violation(error):
+                raise error
+            case Disconnect():
+                raise Ended
+            case other:
+                text = f"{type(other).__name__.upper()} before the login is complete"
+                raise protocol_error(text, "MQTT-3.1.2-30")
+
+    def _prove_again(self, packet: Auth) -> None:
+        """[MQTT-4.12.1] The client proves once more who it is; everything else goes on meanwhile."""
+        if self._method is None:
+            raise protocol_error("AUTH without an authentication method", "MQTT-4.12.0-7")
+        if packet.properties.authentication_method != self._method:
+            raise protocol_error("another authentication method than in CONNECT", "MQTT-4.12.1-1")
+        begins = packet.reason is ReasonCode.REAUTHENTICATE
+        if begins == (self._proving is not None):
+            raise protocol_error("AUTH does not go on with what was begun")
+        proving = self._proving = self._new_proof() if self._proving is None else self._proving
+        step = proving.take(packet.properties.authentication_data)
+        if isinstance(step, bytes):
+            self._put(Auth(ReasonCode.CONTINUE_AUTHENTICATION, self._auth_properties(step)))
+            return
+        self._proving = None
+        if isinstance(step, Refusal) or (step.identity.name, proving.vhost) != (self.user, self.vhost):
+            # [MQTT-4.12.1-2]
+            raise MqttError(ReasonCode.NOT_AUTHORIZED, "login refused; the broker's log says why", "MQTT-4.12.1-2")
+        self._put(Auth(ReasonCode.SUCCESS, self._auth_properties(step.answer)))
+
+    def _new_proof(self) -> Proving:
+        connection = self.connection
+        return Proving(
+            self.door.authentication,
+            self.door.broker.env.ids.nonce(),
+            self._placed,
+            address=connection.host,
+            peer_is_loopback=connection.is_loopback,
+        )
+
+    def _auth_properties(self, data: bytes | None) -> Properties:
+        return Properties(authentication_method=self._method, authentication_data=data or None)
 
     def _open(self, connect: Connect, place: Place) -> None:
         config, asked = self.door.config, connect.properties
@@ -425,6 +504,9 @@ class Client:
                 assigned_client_identifier=assigned,
                 server_keep_alive=told_keep_alive_s,
                 response_information=f"response/{client_id}/" if asked.request_response_information else None,
+                # [MQTT-4.12.0-5]
+                authentication_method=self._method,
+                authentication_data=self._last_word,
             )
         code = ReasonCode.SUCCESS if self.version is Version.V5 else return_code(ReasonCode.SUCCESS)
         assert code is not None

@@ -120,6 +120,8 @@ def test_own_password_hash_is_accepted() -> None:
         ("[[users]]\nname = 'a'\ntags = 'admin'", "users[0].tags", "list"),
         ("[[users]]\nname = 'a'\ntags = [1]", "users[0].tags", "list of text"),
         ("[[users]]\nname = 'a'\npassword = 'x'\npassword_hash = 'y'", "users[0]", "exclude"),
+        ("[[users]]\nname = 'a'\npassword = 'x'\nscram = 'y'", "users[0]", "exclude"),
+        ("[[users]]\nname = 'a'\nscram = 'y'", "users[0]", "SCRAM verifier"),
         ("[[users]]\nname = 'a'\nhashing_algorithm = 'x'", "users[0]", "missing"),
         ("[[users]]\nname = 'a'\npassword_hash = 'AAAA'", "users[0]", "argon2"),
         (

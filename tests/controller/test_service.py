@@ -33,6 +33,7 @@ from headrace.controller.service import MetadataService
 from headrace.controller.snapshot import Snapshot
 from headrace.controller.store import Committed, Fault, Lost, MemoryStore, MetaStore, SqliteStore, Unknown
 from headrace.controller.table import Table
+from headrace.controller.verifiers import derive, parse
 from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError, UnknownFormat
 from headrace.core_log.ids import StreamId, ViewId
 
@@ -422,6 +423,36 @@ async def test_seed_updates_what_the_file_changed_and_leaves_the_rest_alone() ->
         for kept in ("permissions", "queues", "exchanges", "vhost_limits", "user_limits"):
             assert getattr(after, kept) == getattr(before, kept)
         assert after.users["made by hand"] == before.users["made by hand"]
+
+
+async def test_password_of_the_file_gets_a_scram_verifier_that_goes_with_it() -> None:
+    async with seeded(FULL) as service:
+        first = parse(service.snapshot.users["ann"].scram)
+        assert first == derive("secret", first.salt)
+        await service.seed(Definitions(users=(UserDefinition("ann", password="new secret"),)))
+        second = parse(service.snapshot.users["ann"].scram)
+        assert second == derive("new secret", second.salt)
+        assert second.salt != first.salt
+        # A hash says nothing that a verifier could be made from.
+        await service.seed(Definitions(users=(UserDefinition("ann", password_hash=hash_password("h", CHEAP)),)))
+        assert service.snapshot.users["ann"].scram == ""
+
+
+async def test_user_without_a_verifier_gets_one_from_the_password_in_the_file() -> None:
+    async with seeded(FULL) as service:
+        await service.commit(PutUser(replace(service.snapshot.users["ann"], scram="")))
+        await service.seed(FULL)
+        assert service.snapshot.users["ann"].scram
+
+
+async def test_verifier_of_the_file_is_kept_as_it_is() -> None:
+    given = str(derive("pencil", b"salt", 4096))
+    async with seeded(Definitions(users=(UserDefinition("ann", scram=given),))) as service:
+        assert (service.snapshot.users["ann"].scram, service.snapshot.users["ann"].password_hash) == (given, "")
+        version = service.snapshot.version
+        await service.seed(Definitions(users=(UserDefinition("ann"),)))
+        assert service.snapshot.users["ann"].scram == given
+        assert service.snapshot.version == version
 
 
 async def test_user_without_password_in_the_file_keeps_the_one_it_has() -> None:

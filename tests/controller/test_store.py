@@ -330,12 +330,28 @@ def test_two_writers_on_one_file_never_overwrite_each_other(tmp_path: Path) -> N
     two.close()
 
 
+def test_users_of_the_first_schema_have_no_scram_verifier_yet(tmp_path: Path) -> None:
+    path = tmp_path / "meta.sqlite"
+    store = sqlite_store(path)
+    commit(store, PutUser(User("ann", "hash", ("t",), scram="verifier")))
+    assert store.snapshot().users["ann"].scram == "verifier"
+    store.close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("ALTER TABLE users DROP COLUMN scram")
+        raw.execute("UPDATE alembic_version SET version_num = '0001'")
+    raw.close()
+    again = sqlite_store(path)
+    assert again.snapshot().users["ann"] == User("ann", "hash", ("t",), Version(1))
+    again.close()
+
+
 def test_schema_of_a_newer_release_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "meta.sqlite"
     store = sqlite_store(path)
     commit(store, VHOST)
     store.close()
     with sqlite3.connect(path) as raw:
+        (known,) = raw.execute("SELECT version_num FROM alembic_version").fetchone()
         raw.execute("UPDATE alembic_version SET version_num = '9999'")
         raw.execute("CREATE TABLE news (x)")
     raw.close()
@@ -344,7 +360,7 @@ def test_schema_of_a_newer_release_is_refused_and_kept(tmp_path: Path) -> None:
     with sqlite3.connect(path) as raw:
         assert raw.execute("SELECT version_num FROM alembic_version").fetchone() == ("9999",)
         assert raw.execute("SELECT name FROM vhosts").fetchall() == [("/",)]
-        raw.execute("UPDATE alembic_version SET version_num = '0001'")
+        raw.execute("UPDATE alembic_version SET version_num = ?", (known,))
     raw.close()
     again = sqlite_store(path)
     assert again.snapshot().version == 1

@@ -14,9 +14,10 @@ from headrace.controller.entities import User
 from headrace.controller.passwords import HashCost, hash_password, needs_rehash, verify_password
 from headrace.controller.service import MetadataService
 from headrace.controller.store import Fault, MemoryStore
+from headrace.controller.verifiers import derive, parse
 from headrace.gateways.delivery import authentication
 from headrace.gateways.delivery.authentication import Authentication
-from headrace.gateways.delivery.login import Identity, LoginConfig, Reason, Refusal
+from headrace.gateways.delivery.login import Identity, LoginConfig, ProofCheck, Reason, Refusal
 
 CHEAP = HashCost(memory_kib=8, passes=1)
 DEARER = HashCost(memory_kib=16, passes=1)
@@ -133,6 +134,40 @@ async def test_hash_of_another_cost_is_renewed_at_login() -> None:
         version = home.metadata.snapshot.version
         assert await home.login("ann", CANARY) == Identity("ann", ())
         assert home.metadata.snapshot.version == version
+
+
+async def test_login_by_password_makes_the_verifier_that_is_missing() -> None:
+    async with house() as home:
+        assert home.metadata.snapshot.users["ann"].scram == ""
+        assert await home.login("ann", "wrong") == Refusal(Reason.CREDENTIALS)
+        assert home.metadata.snapshot.users["ann"].scram == ""
+        assert await home.login("ann", CANARY) == Identity("ann", ())
+        after = home.metadata.snapshot.users["ann"]
+        verifier = parse(after.scram)
+        assert verifier == derive(CANARY, verifier.salt)
+        assert verify_password(after.password_hash, CANARY)
+        version = home.metadata.snapshot.version
+        assert await home.login("ann", CANARY) == Identity("ann", ())
+        assert home.metadata.snapshot.version == version
+
+
+async def test_hash_of_another_cost_is_renewed_and_the_verifier_stays() -> None:
+    async with house(DEARER) as home:
+        scram = str(derive(CANARY, b"salt", 4096))
+        await home.metadata.commit(PutUser(User("ann", hash_password(CANARY, CHEAP), scram=scram)))
+        await home.login("ann", CANARY)
+        after = home.metadata.snapshot.users["ann"]
+        assert after.scram == scram and not needs_rehash(after.password_hash, DEARER)
+
+
+async def test_proof_is_a_login_in_two_halves(caplog: pytest.LogCaptureFixture) -> None:
+    async with house() as home:
+        await home.login("ann", CANARY)
+        for proven, expected in ((True, Identity("ann", ())), (False, Refusal(Reason.PROOF))):
+            begun = home.doors.begin_proof("ann", address=ELSEWHERE, peer_is_loopback=False)
+            assert isinstance(begun, ProofCheck)
+            assert home.doors.finish_proof(begun, proven, address=ELSEWHERE) == expected
+        assert Reason.PROOF.value in caplog.text
 
 
 async def test_full_disk_does_not_keep_a_user_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,9 @@ from headrace.controller.changes import DeleteUser, PutPermission, PutUser, PutV
 from headrace.controller.entities import Permission, User, Version, Vhost
 from headrace.controller.passwords import HashCost, hash_password, needs_rehash, verify_password
 from headrace.controller.snapshot import Snapshot, apply, load
+from headrace.controller.verifiers import derive, parse
 from headrace.core_log.ids import ViewId
-from headrace.gateways.delivery.login import Check, Identity, Login, LoginConfig, Reason, Refusal
+from headrace.gateways.delivery.login import Check, Identity, Login, LoginConfig, ProofCheck, Reason, Refusal
 
 CHEAP = HashCost(memory_kib=8, passes=1)
 CONFIG = LoginConfig(hash_cost=CHEAP)
@@ -114,24 +115,108 @@ def test_verified_password_is_not_checked_again() -> None:
     assert peer.checked == 2
 
 
+@pytest.mark.parametrize("change", [PutUser(User("ann", hash_password("changed", CHEAP))), DeleteUser("ann")], ids=repr)
+def test_remembered_password_is_dropped_when_it_is_no_longer_the_password(change: PutUser | DeleteUser) -> None:
+    peer = Peer()
+    peer.attempt("ann", "secret")
+    peer.login.update(apply(USERS, [change]))
+    assert peer.attempt("ann", "secret") == refused(Reason.CREDENTIALS)
+    assert peer.checked == 2
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (PutUser(User("ann", hash_password("changed", CHEAP))), refused(Reason.CREDENTIALS)),
-        (DeleteUser("ann"), refused(Reason.CREDENTIALS)),
         (PutPermission(Permission("ann", "/", "", "", "")), Identity("ann", ("monitoring",))),
         (PutUser(replace(USERS.users["ann"], tags=("x",))), Identity("ann", ("x",))),
     ],
     ids=repr,
 )
-def test_remembered_password_is_dropped_with_any_change_of_the_user(
-    change: PutUser | DeleteUser | PutPermission, expected: Identity | Refusal
+def test_other_changes_of_a_user_count_at_once_and_cost_no_check(
+    change: PutUser | PutPermission, expected: Identity
 ) -> None:
     peer = Peer()
     peer.attempt("ann", "secret")
     peer.login.update(apply(USERS, [change]))
     assert peer.attempt("ann", "secret") == expected
-    assert peer.checked == 2
+    assert peer.checked == 1
+
+
+# Proofs (SCRAM).
+
+SCRAM = str(derive("secret", bytes(16), 4096))
+PROVEN = apply(
+    USERS, [PutUser(replace(USERS.users["ann"], scram=SCRAM)), PutUser(User("guest", scram=SCRAM))], Version(7)
+)
+
+
+class Prover:
+    """Tries to prove a password; whether it does is up to the test."""
+
+    def __init__(self, users: Snapshot = PROVEN) -> None:
+        self.login = Login(users, key=KEY, config=CONFIG)
+        self.now = 0.0
+
+    def begin(self, name: str, *, address: str = ELSEWHERE, loopback: bool = False) -> ProofCheck:
+        begun = self.login.begin_proof(name, address, loopback, self.now)
+        assert isinstance(begun, ProofCheck)
+        return begun
+
+    def attempt(self, name: str, proven: bool, *, loopback: bool = False) -> Identity | Refusal:
+        begun = self.login.begin_proof(name, ELSEWHERE, loopback, self.now)
+        return begun if isinstance(begun, Refusal) else self.login.finish_proof(begun, proven, self.now)
+
+
+def test_proof_is_held_against_the_verifier_of_the_user() -> None:
+    peer = Prover()
+    assert str(peer.begin("ann").verifier) == SCRAM
+    assert peer.attempt("ann", True) == Identity("ann", ("monitoring",))
+    assert peer.attempt("ann", False) == refused(Reason.PROOF)
+
+
+@pytest.mark.parametrize("name", ["nobody", "certified"])
+def test_user_without_a_verifier_gets_one_that_looks_real_and_never_fits(name: str) -> None:
+    peer = Prover()
+    decoy, real = peer.begin(name).verifier, parse(str(derive("x", peer.begin("ann").verifier.salt)))
+    assert (decoy.iterations, len(decoy.salt)) == (real.iterations, len(real.salt))
+    # The same each time and after a restart, as a real one is; another one for another name.
+    assert Prover().begin(name).verifier == decoy
+    assert peer.begin("x" + name).verifier.salt != decoy.salt
+    # Even if somebody could prove it.
+    assert isinstance(peer.attempt(name, True), Refusal)
+
+
+def test_log_says_when_a_user_has_no_verifier_yet() -> None:
+    assert Prover().attempt("certified", False) == refused(Reason.NO_VERIFIER)
+    assert Prover().attempt("nobody", False) == refused(Reason.PROOF)
+
+
+def test_guest_proves_its_password_from_this_machine_only() -> None:
+    assert Prover().attempt("guest", True) == refused(Reason.LOOPBACK_ONLY)
+    assert Prover().attempt("guest", True, loopback=True) == Identity("guest", ())
+
+
+def test_proof_of_a_password_that_was_changed_meanwhile_no_longer_counts() -> None:
+    peer = Prover()
+    begun = peer.begin("ann")
+    peer.login.update(apply(PROVEN, [PutUser(User("ann", scram=str(derive("new", bytes(16), 4096))))]))
+    assert peer.login.finish_proof(begun, True, 0) == refused(Reason.PROOF)
+
+
+@pytest.mark.parametrize("name", ["ann", "nobody"])
+def test_wrong_proofs_and_wrong_passwords_are_slowed_together(name: str) -> None:
+    peer = Prover()
+    assert [peer.attempt(name, False) for _ in range(6)] == [refused(Reason.PROOF)] * 5 + [refused(Reason.THROTTLED)]
+    assert peer.login.begin(name, "secret", ELSEWHERE, False, 0) == refused(Reason.THROTTLED)
+    assert isinstance(peer.begin(name, address="192.0.2.8"), ProofCheck)
+
+
+def test_many_proofs_that_began_at_once_are_cut_short() -> None:
+    peer = Prover()
+    begun = [peer.begin("ann") for _ in range(20)]
+    outcomes = [peer.login.finish_proof(one, False, 0) for one in begun]
+    assert outcomes == [refused(Reason.PROOF)] * 5 + [refused(Reason.THROTTLED)] * 15
+    assert peer.login.finish_proof(begun[0], True, 0) == refused(Reason.THROTTLED)
 
 
 def test_password_changed_while_it_was_being_checked_no_longer_lets_in() -> None:
@@ -188,8 +273,6 @@ def test_success_clears_the_failures() -> None:
     for _ in range(3):
         for _ in range(4):
             assert peer.attempt("ann", "wrong") == refused(Reason.CREDENTIALS)
-        peer.login.update(apply(USERS, [PutUser(USERS.users["ann"])], Version(int(peer.now))))
-        peer.now += 1
         assert isinstance(peer.attempt("ann", "secret"), Identity)
 
 
