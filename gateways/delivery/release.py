@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from headrace.core_log.errors import DiskFull
+from headrace.core_log.errors import CorruptLog, DiskFull
 from headrace.core_log.log import PartitionLog, Run
 from headrace.core_log.record import RecordBatch
 from headrace.gateways.delivery.lane import Extent, Lane
@@ -222,7 +222,7 @@ class Releases:
         self._one_at_a_time = trio.Lock()
         # By view and log: what the queue pinned and how many records it wanted when it was found to want too much.
         self._declined: dict[tuple[int, PartitionLog], tuple[int, int]] = {}
-        # When a release that found no room may be tried again (monotonic).
+        # When a release that failed may be tried again (monotonic).
         self._retry_s: dict[tuple[int, PartitionLog], float] = {}
 
     async def run(self) -> None:
@@ -271,7 +271,8 @@ class Releases:
                 self._declined[key] = pinned, wanted_count
             elif await self._carry_out(queue, vhost, release):
                 self._tell(queue, vhost, release, pinned)
-        except DiskFull as error:
+        except (DiskFull, CorruptLog) as error:
+            # What cannot be read is found by whoever consumes it; the others are served meanwhile.
             self._retry_s[key] = broker.env.clock.monotonic() + RETRY_S
             _log.warning(
                 "a queue could not be released from a log: it goes on holding what came after its records",

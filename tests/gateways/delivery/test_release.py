@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from headrace.controller.entities import Binding, DestinationKind
 from headrace.core_log.config import LogConfig
-from headrace.core_log.errors import DiskFull
+from headrace.core_log.errors import CorruptLog, DiskFull, StorageError
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, RELOCATED, Protocol
 from headrace.core_log.storage.crash import TracingStorage, crash_states
@@ -420,19 +420,20 @@ async def test_queue_and_exchange_deleted_while_it_is_weighed_end_nothing(
         assert slices == 2
 
 
-async def test_full_disk_leaves_everything_where_it_is_and_is_tried_again_later(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [DiskFull("no room"), CorruptLog("x", 0, 0, "a batch fails its hash")], ids=str)
+async def test_failure_leaves_everything_where_it_is_and_is_tried_again_later(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: StorageError
 ) -> None:
     async with house().broker() as running:
         await exchange(running, "rare")
         await publish(running, "rare", b"1")
         await pass_by(running)
 
-        def full(release: releases.Release, found: releases.Found) -> None:
-            raise DiskFull("no room")
+        def fail(release: releases.Release, found: releases.Found) -> None:
+            raise error
 
         with monkeypatch.context() as patched:
-            patched.setattr(releases.Release, "copy", full)
+            patched.setattr(releases.Release, "copy", fail)
             await running.broker.releases.look()
         assert [one.queue for one in caplog.records if "could not be released" in one.message] == ["rare"]  # type: ignore[attr-defined]
         await running.broker.releases.look()
