@@ -12,6 +12,7 @@ transaction is known after the next start (D6). A full disk refuses the transact
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from uuid import UUID
 
 import trio
@@ -40,7 +41,7 @@ from headrace.controller.passwords import (
 )
 from headrace.controller.snapshot import Snapshot, apply
 from headrace.controller.store import Committed, Lost, MetaStore, NotCommitted, Unknown
-from headrace.controller.verifiers import scram_of
+from headrace.controller.verifiers import SALT_BYTES, scram_of
 from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError
 from headrace.core_log.ids import StreamId, ViewId
 
@@ -115,8 +116,9 @@ class MetadataService:
         return StreamId(self._new_uuid())
 
     def new_salt(self) -> bytes:
-        """For a verifier (verifiers.SALT_BYTES)."""
-        return self._new_uuid().bytes
+        """For a verifier. Hashed, since some bits of a UUID are always the same: by them a salt of a user who exists
+        could be told from one that was made up."""
+        return sha256(self._new_uuid().bytes).digest()[:SALT_BYTES]
 
     async def commit(self, *changes: Change) -> Version:
         """All of `changes` or none, in one version, which the snapshot has when this returns.

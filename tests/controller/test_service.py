@@ -438,6 +438,16 @@ async def test_password_of_the_file_gets_a_scram_verifier_that_goes_with_it() ->
         assert service.snapshot.users["ann"].scram == ""
 
 
+async def test_salts_have_no_bits_that_are_always_the_same() -> None:
+    async with seeded() as service:
+        salts = [int.from_bytes(service.new_salt()) for _ in range(200)]
+        ones = zeros = (1 << 128) - 1
+        for salt in salts:
+            ones, zeros = ones & salt, zeros & ~salt
+        assert (ones, zeros) == (0, 0)
+        assert all(salt < 1 << 128 for salt in salts)
+
+
 async def test_user_without_a_verifier_gets_one_from_the_password_in_the_file() -> None:
     async with seeded(FULL) as service:
         await service.commit(PutUser(replace(service.snapshot.users["ann"], scram="")))
