@@ -468,15 +468,6 @@ def test_session_that_was_to_end_cannot_be_kept_by_disconnect(client: Open) -> N
     one.expect_disconnect(ReasonCode.PROTOCOL_ERROR)
 
 
-@both_versions
-def test_broker_that_stops_says_so(own_broker: MqttBroker, version: Version) -> None:
-    one = own_broker.wire(version)
-    one.connect("")
-    own_broker.stop()
-    one.expect_disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
-    one.close()
-
-
 # -- rights ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from headrace.gateways.mqtt.packets import (
 from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import Version
 
-from .conftest import MqttBroker
 from .wire import Open, wait_seconds
 
 both_versions = pytest.mark.parametrize("version", [Version.V3_1_1, Version.V5], ids=lambda one: one.name)
@@ -205,25 +204,3 @@ def test_message_retained_while_a_subscription_is_made_comes_exactly_once(
     # What was retained after the answer to the ping was on its way is still to come, and comes once as well.
     topics = [one.topic for one in found if isinstance(one, Publish)]
     assert sorted(topics) == sorted(f"{name}/{number}" for number in range(100))
-
-
-@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
-def test_retained_messages_survive_the_broker(own_broker: MqttBroker, kill: bool) -> None:
-    with own_broker.wire() as writer:
-        writer.connect("")
-        writer.publish("kept/0", b"zero", 0, retain=True)
-        for qos in (1, 2):
-            writer.publish(f"kept/{qos}", b"first", qos, retain=True)
-            writer.publish(f"kept/{qos}", b"last", qos, retain=True, content_type="text/plain")
-        writer.publish("gone/1", b"first", 1, retain=True)
-        writer.publish("gone/1", b"", 1, retain=True)
-    own_broker.restart(kill=kill)
-    with own_broker.wire() as reader:
-        reader.connect("")
-        reader.subscribe("kept/+", "gone/+", qos=2)
-        found = {one.topic: one for one in reader.seen_all() if isinstance(one, Publish)}
-        assert kill or "kept/0" in found
-        for qos in (1, 2):
-            one = found[f"kept/{qos}"]
-            assert (one.payload, one.qos, one.properties.content_type) == (b"last", qos, "text/plain")
-        assert "gone/1" not in found

@@ -3,10 +3,9 @@
 import pytest
 from tests.running_broker import eventually
 
-from headrace.gateways.mqtt.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel, QoS, Subscription
+from headrace.gateways.mqtt.packets import Puback, Publish, Pubrec, QoS, Subscription
 from headrace.gateways.mqtt.reasons import ReasonCode, Version
 
-from .conftest import MqttBroker
 from .wire import Open, Wire
 
 both_versions = pytest.mark.parametrize("version", [Version.V3_1_1, Version.V5], ids=lambda one: one.name)
@@ -233,66 +232,3 @@ def test_subscription_made_again_counts_with_its_new_qos(client: Open, name: str
     publish_some(writer, name, 2, 2)
     assert [message.qos for message in one.take(2)] == [0, 0]
     one.expect_nothing()
-
-
-# -- restarts -------------------------------------------------------------------------------------------------------
-
-KILL = pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
-
-
-@KILL
-def test_group_of_lasting_members_survives_the_broker(own_broker: MqttBroker, kill: bool) -> None:
-    for name in ("one", "two"):
-        with own_broker.wire() as member:
-            member.connect(name, session_expiry_interval=300)
-            member.subscribe("$share/g/t/#", qos=1)
-            member.disconnect()
-    with own_broker.wire() as writer:
-        writer.connect("")
-        sent = publish_some(writer, "t/a", 10)
-    own_broker.restart(kill=kill)
-    with own_broker.wire() as one, own_broker.wire() as two, own_broker.wire() as writer:
-        assert one.connect("one", clean_start=False, session_expiry_interval=300).session_present
-        assert sorted(one.payloads(10)) == sorted(sent)
-        # The other is still in the group: it goes on when the first leaves.
-        one.unsubscribe("$share/g/t/#")
-        writer.connect("")
-        publish_some(writer, "t/a", 3)
-        assert two.connect("two", clean_start=False, session_expiry_interval=300).session_present
-        assert len(two.payloads(3)) == 3
-        one.expect_nothing()
-
-
-@KILL
-@pytest.mark.parametrize("received", [False, True], ids=["sent", "received"])
-def test_qos_2_message_on_its_way_is_the_members_own_after_a_restart(
-    own_broker: MqttBroker, kill: bool, received: bool
-) -> None:
-    with own_broker.wire() as one, own_broker.wire() as writer:
-        one.connect("one", session_expiry_interval=300)
-        one.subscribe("$share/g/t", qos=2)
-        writer.connect("")
-        writer.publish("t", b"mine", 2)
-        held = one.expect(Publish)
-        if received:
-            one.send(Pubrec(held.packet_id))
-            one.expect(Pubrel)
-        own_broker.kill() if kill else own_broker.stop()
-    own_broker.start()
-    with own_broker.wire() as one, own_broker.wire() as other, own_broker.wire() as writer:
-        other.connect("")
-        other.subscribe("$share/g/t", qos=2)
-        other.expect_nothing()
-        assert one.connect("one", clean_start=False, session_expiry_interval=300).session_present
-        if received:
-            assert one.expect(Pubrel).packet_id == held.packet_id
-            one.send(Pubcomp(held.packet_id))
-        else:
-            found = one.expect(Publish)
-            assert (found.packet_id, found.payload, found.dup) == (held.packet_id, b"mine", True)
-            one.acknowledge(found)
-        one.expect_nothing()
-        other.expect_nothing()
-        writer.connect("")
-        sent = publish_some(writer, "t", 4, 2)
-        assert sorted(one.payloads(2) + other.payloads(2)) == sorted(sent)

@@ -6,7 +6,6 @@ from headrace.gateways.mqtt.packets import QoS, Will
 from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import ReasonCode, Version
 
-from .conftest import MqttBroker
 from .wire import Open, wait_seconds
 
 both_versions = pytest.mark.parametrize("version", [Version.V3_1_1, Version.V5], ids=lambda one: one.name)
@@ -136,41 +135,3 @@ def test_will_of_the_newest_connection_counts(client: Open, name: str) -> None:
     assert reader.payloads(1) == [b"second"]
     client(name, **kept).cut()
     reader.expect_nothing()
-
-
-def test_will_is_published_when_the_broker_stops(own_broker: MqttBroker, name: str) -> None:
-    with own_broker.wire() as reader:
-        reader.connect("reader", session_expiry_interval=300)
-        reader.subscribe(f"{name}/will", qos=1)
-        reader.disconnect()
-    one = own_broker.wire()
-    one.connect(name, will=Will(f"{name}/will", b"gone", QoS(1)))
-    own_broker.stop()
-    one.expect_disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
-    one.close()
-    own_broker.start()
-    with own_broker.wire() as again:
-        assert again.connect("reader", clean_start=False).session_present
-        assert again.payloads(1) == [b"gone"]
-        again.expect_nothing()
-
-
-@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
-def test_will_that_waits_for_its_delay_is_published_after_a_restart(
-    own_broker: MqttBroker, name: str, kill: bool
-) -> None:
-    with own_broker.wire() as reader:
-        reader.connect("reader", session_expiry_interval=300)
-        reader.subscribe(f"{name}/will", qos=1)
-        reader.disconnect()
-    will = Will(f"{name}/will", b"gone", QoS(1), properties=Properties(will_delay_interval=2))
-    one = own_broker.wire()
-    one.connect(name, session_expiry_interval=300, will=will)
-    # What a lasting session is must have been written once; a subscription waits for that.
-    one.subscribe(f"{name}/x", qos=1)
-    one.cut()
-    own_broker.restart(kill=kill)
-    with own_broker.wire() as again:
-        assert again.connect("reader", clean_start=False).session_present
-        assert again.payloads(1) == [b"gone"]
-        again.expect_nothing()
