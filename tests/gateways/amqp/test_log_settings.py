@@ -12,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.running_broker import RunningBroker, eventually
 
 from .conftest import Connect
-from .pika_client import PERSISTENT, bodies, refused
+from .pika_client import PERSISTENT, bodies, counts, refused
 
 CONFIG = """
 [storage]
@@ -136,6 +136,18 @@ def test_policy_reaches_a_log_that_exists_and_holds_after_a_restart(
         channel.basic_publish("x", "", bytes(64 * 1024), PERSISTENT)
     eventually(lambda: log_start(own_broker, "x") > before)
     assert log_start(own_broker, "y") == 0
+
+
+def test_max_age_by_policy_lets_go_of_what_a_stream_has(own_broker: RunningBroker) -> None:
+    channel = own_broker.connect().channel()
+    channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    channel.confirm_delivery()
+    for _ in range(3):
+        channel.basic_publish("", "s", bytes(1 << 20), PERSISTENT)
+    assert counts(channel, "s")[0] == 3
+    own_broker.reload(policy({"max-age": "1s"}))
+    # The newest piece of a stream stays.
+    eventually(lambda: counts(channel, "s")[0] == 1)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
