@@ -48,11 +48,11 @@ def claim(count: int = BACKLOG) -> list[Claim]:
     ]
 
 
-def run_loadgen(port: int, pid: int, *flags: str) -> dict[str, float]:
+def run_loadgen(port: int, pid: int, *flags: str, proto: str = "amqp") -> dict[str, float]:
     command = [
         str(LOADGEN),
         "--proto",
-        "amqp",
+        proto,
         "--port",
         str(port),
         "--server-pid",

@@ -617,31 +617,35 @@ class Hub:
         feeding = set(reached)
         if not feeding:
             return
-        index, start = first, batch.offset_at(first)
-        while index < last:
-            key = batch.keys[index]
-            topic = self._behind_topics.get(key)
-            if topic is None:
-                if len(self._behind_topics) >= TOPICS_MAX:
-                    self._behind_topics.clear()
-                topic = self._behind_topics[key] = Topic(self.shared.keys.topic_of(key))
-            plan = self._behind_interests.plan(topic)
-            if not plan.deliveries:
-                index += 1
-                continue
-            attributes = batch.attributes.at(index)
-            stop = index + 1
-            if plan.since > start:
-                plan = plan.at(batch.offset_at(index))
-            else:
-                # Equal neighbours go together.
-                while stop < last and batch.keys[stop] is key and batch.attributes.at(stop) == attributes:
+        start, keys, plan_of = batch.offset_at(first), batch.keys, self._behind_plan
+        for attributes, low, high in batch.attributes.spans(first, last):
+            index = low
+            while index < high:
+                plan = plan_of(keys[index])
+                stop = index + 1
+                # Neighbours that go to the same sessions go together.
+                while stop < high and plan_of(keys[stop]) is plan:
                     stop += 1
-            self._feed_some(plan, feeding, batch, index, stop, topic, attributes)
-            index = stop
+                if plan.deliveries:
+                    if plan.since > start:
+                        for place in range(index, stop):
+                            self._feed_some(
+                                plan.at(batch.offset_at(place)), feeding, batch, place, place + 1, attributes
+                            )
+                    else:
+                        self._feed_some(plan, feeding, batch, index, stop, attributes)
+                index = stop
         eager -= reached - feeding
         for session in feeding:
             session.position = max(session.position, end)
+
+    def _behind_plan(self, key: bytes) -> Plan:
+        topic = self._behind_topics.get(key)
+        if topic is None:
+            if len(self._behind_topics) >= TOPICS_MAX:
+                self._behind_topics.clear()
+            topic = self._behind_topics[key] = Topic(self.shared.keys.topic_of(key))
+        return self._behind_interests.plan(topic)
 
     def _feed_some(
         self,
@@ -650,7 +654,6 @@ class Hub:
         batch: RecordBatch,
         first: int,
         last: int,
-        topic: Topic,
         attributes: int,
     ) -> None:
         if plan.has_no_local:
@@ -668,13 +671,12 @@ class Hub:
                         feeding,
                         batch,
                         low + place,
-                        topic,
                         [message.blob],
                         message.qos,
                         message.retain,
                     )
                 continue
-            self._feed_piece(plan.without(origin), feeding, batch, low, topic, blobs, qos, retain)
+            self._feed_piece(plan.without(origin), feeding, batch, low, blobs, qos, retain)
 
     def _feed_piece(
         self,
@@ -682,7 +684,6 @@ class Hub:
         feeding: set[Session],
         batch: RecordBatch,
         low: int,
-        topic: Topic,
         blobs: Sequence[bytes],
         qos: int,
         retain: bool,
@@ -701,9 +702,12 @@ class Hub:
                         continue
                     offset = batch.offset_at(first)
                 if not min(qos, delivery.qos) and offset < session.awake_from:
-                    # Nobody was there to get it.
-                    continue
-                names = [topic.name] * (end - first)
+                    # Nobody was there to get those.
+                    first = max(first, batch.index_of(session.awake_from))
+                    if first >= end:
+                        continue
+                    offset = batch.offset_at(first)
+                names = self.shared.keys.topics_of(batch.keys[first:end])
                 payloads = batch.values[first:end]
                 part = blobs[first - low : end - low]
                 if not self._offer(delivery, offset, names, part, payloads, qos, retain, expiry_us):
