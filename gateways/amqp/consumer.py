@@ -1,20 +1,23 @@
 """An AMQP consumer: a queue hands it stretches, it makes basic.deliver of them. Machine over an outbox."""
 
 import struct
+from collections.abc import Sequence
 
 from pamqp import commands
 
+from headrace.core_log.record import RecordBatch
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, HeldBy
 from headrace.gateways.amqp.frames import encode_deliver_run, encode_method
 from headrace.gateways.amqp.methods import make
-from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.broker import Broker, is_all_amqp
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.queue import UNLIMITED, Queue, View
 
 # A field value: a signed 64-bit integer.
 _NUMBER = struct.Struct(">cq")
+ROUTING_KEY_BYTES_MAX = 255
 
 
 class AmqpConsumer(HeldBy):
@@ -70,7 +73,7 @@ class AmqpConsumer(HeldBy):
                 tag,
                 [again] * count,
                 self._broker.exchanges_of(stretch),
-                batch.keys[first:last],
+                short_keys(batch, first, last),
                 self._properties(queue, stretch),
                 batch.values[first:last],
                 self._frame_max,
@@ -79,7 +82,7 @@ class AmqpConsumer(HeldBy):
         stretch.batch = None
 
     def _properties(self, view: View, stretch: Stretch) -> list[bytes]:
-        return properties_of(view, stretch)
+        return properties_of(self._broker, view, stretch)
 
     def cancel(self) -> None:
         """The queue is gone: tell the client, if it said that it understands."""
@@ -90,9 +93,17 @@ class AmqpConsumer(HeldBy):
             )
 
 
-def properties_of(view: View, stretch: Stretch) -> list[bytes]:
+def short_keys(batch: RecordBatch, first: int, last: int) -> Sequence[bytes]:
+    """Topics of MQTT may be longer than a routing key can be; the header x-mqtt-topic has all of such a one."""
+    keys = batch.keys[first:last]
+    if is_all_amqp(batch) or len(max(keys, key=len)) <= ROUTING_KEY_BYTES_MAX:
+        return keys
+    return [key[:ROUTING_KEY_BYTES_MAX].decode("utf-8", "ignore").encode() for key in keys]
+
+
+def properties_of(broker: Broker, view: View, stretch: Stretch) -> list[bytes]:
     """The properties of a delivery: as they came, or with the count of failed deliveries where the queue tells it."""
-    found = stretch.loaded().properties[stretch.index : stretch.index + stretch.count]
+    found = broker.properties_of(stretch.loaded(), stretch.index, stretch.index + stretch.count)
     if stretch.failures and view.settings.tells_failures:
         return [properties.with_headers(props, {"x-delivery-count": stretch.failures}) for props in found]
     return found

@@ -31,7 +31,7 @@ from headrace.gateways.amqp.arguments import (
 )
 from headrace.gateways.amqp.channel import Channel
 from headrace.gateways.amqp.config import AmqpConfig
-from headrace.gateways.amqp.consumer import AmqpConsumer, ReadingConsumer, properties_of
+from headrace.gateways.amqp.consumer import AmqpConsumer, ReadingConsumer, properties_of, short_keys
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to, resource
 from headrace.gateways.amqp.frames import Acks, encode_get_ok, encode_method
 from headrace.gateways.amqp.methods import Method, ids, make
@@ -541,9 +541,9 @@ class Operations:
                 tag,
                 again,
                 self._broker.exchanges_of(stretch)[0],
-                batch.keys[index],
+                short_keys(batch, index, index + 1)[0],
                 queue.ready_count,
-                properties_of(queue, stretch)[0],
+                properties_of(self._broker, queue, stretch)[0],
                 batch.values[index],
                 self._frame_max,
             )

@@ -88,6 +88,17 @@ class Stamped:
 # How a protocol writes a death into its properties.
 Stamp = Callable[[bytes, Death], Stamped]
 
+# The properties of a record that was published over MQTT (key, properties, attributes), in the words that `Stamp` and
+# `FieldsOf` read and AMQP's readers get.
+Restate = Callable[[bytes, bytes, int], bytes]
+_RESTATED = frozenset((int(Protocol.MQTT_3), int(Protocol.MQTT_5)))
+
+
+def is_all_amqp(batch: RecordBatch) -> bool:
+    """As nearly all batches are that AMQP's readers see. False: it must be looked at more closely."""
+    values = batch.attributes.values
+    return len(values) == 1 and values[0] & PROTOCOL_MASK == Protocol.AMQP
+
 
 class Broker:
     def __init__(
@@ -102,6 +113,7 @@ class Broker:
         log_config: LogConfig | None = None,
         release_bytes_min: int = RELEASE_BYTES_MIN,
         fields_of: FieldsOf = lambda properties: ({}, ()),
+        restate: Restate = lambda key, properties, attributes: properties,
     ) -> None:
         self.env = env
         self.directory = directory
@@ -112,6 +124,7 @@ class Broker:
         self._settings_of = settings_of
         self._stamp = stamp
         self.fields_of = fields_of
+        self.restated = restate
         self._clean = clean
         self._loaded = False
         self._log_config = log_config or LogConfig()
@@ -397,11 +410,24 @@ class Broker:
         """The header `x-key` of a record, else its routing key."""
         properties = batch.properties[index]
         # Nearly all have none, and are not decoded.
-        if b"x-key" in properties and batch.attributes.at(index) & PROTOCOL_MASK == Protocol.AMQP:
-            found = self.fields_of(properties)[0].get("x-key")
+        if b"x-key" in properties:
+            (restated,) = self.properties_of(batch, index, index + 1)
+            found = self.fields_of(restated)[0].get("x-key")
             if found is not None:
                 return found if isinstance(found, bytes) else str(found).encode("utf-8", "surrogateescape")
         return batch.keys[index]
+
+    def properties_of(self, batch: RecordBatch, first: int, last: int) -> list[bytes]:
+        """The properties of records as AMQP has them, whichever door they came through."""
+        found = batch.properties[first:last]
+        if is_all_amqp(batch):
+            return found
+        for value, low, high in batch.attributes.spans(first, last):
+            if value & PROTOCOL_MASK in _RESTATED:
+                keys = batch.keys
+                for index in range(low, high):
+                    found[index - first] = self.restated(keys[index], batch.properties[index], value)
+        return found
 
     def next_ephemeral_view(self) -> int:
         self._next_ephemeral += 1
@@ -723,12 +749,13 @@ class Broker:
         while stretch.count:
             index = stretch.index
             name = names[index - first]
-            target, properties = self._dead_target(
-                host, queue, exchange, reason, name, batch.keys[index], batch.properties[index]
-            )
+            (properties,) = self.properties_of(batch, index, index + 1)
+            target, properties = self._dead_target(host, queue, exchange, reason, name, batch.keys[index], properties)
             reached: int | None = None
             if target is not None:
                 attributes = batch.attributes.at(index) & ~RELOCATED
+                if attributes & PROTOCOL_MASK in _RESTATED:
+                    attributes = int(Protocol.AMQP) | attributes & PERSISTENT
                 reached = self.publish(target, [properties], [batch.values[index]], attributes=attributes)
                 self.dead_letter_count += 1
             one = stretch.split(1)

@@ -8,7 +8,7 @@ Sessions that sleep cost nothing here: no publish looks at them, and nothing is 
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -129,7 +129,7 @@ class Hub:
         attributes = int(vocabulary) | qos << QOS_SHIFT | (RETAIN if retain else 0) | (PERSISTENT if qos else 0)
         keys = self.shared.keys.keys_of(topics)
         reached: int | None = None
-        for first, last, target, expiry_us in self._groups(keys, blobs):
+        for first, last, target, expiry_us in self._groups(keys, blobs, attributes):
             whole = last - first == len(keys)
             reached = self.broker.publish(
                 target,
@@ -143,15 +143,18 @@ class Hub:
         self.message_count += len(keys)
         return reached
 
-    def _groups(self, keys: Sequence[bytes], blobs: Sequence[bytes]) -> Iterable[tuple[int, int, Target, int]]:
+    def _groups(
+        self, keys: Sequence[bytes], blobs: Sequence[bytes], attributes: int
+    ) -> Iterable[tuple[int, int, Target, int]]:
         """Neighbours that go the same way for the same time."""
         count = len(keys)
         if keys[-1] is keys[0] and keys.count(keys[0]) == count and blobs.count(blobs[0]) == count:
-            return ((0, count, self._target(keys[0]), self._expiry_us(blobs[0])),)
+            return ((0, count, self._target(keys[0], blobs[0], attributes), self._expiry_us(blobs[0])),)
         groups: list[tuple[int, int, Target, int]] = []
-        start, target, expiry_us = 0, self._target(keys[0]), self._expiry_us(blobs[0])
+        start, target, expiry_us = 0, self._target(keys[0], blobs[0], attributes), self._expiry_us(blobs[0])
         for index in range(1, count):
-            other, other_us = self._target(keys[index]), self._expiry_us(blobs[index])
+            other = self._target(keys[index], blobs[index], attributes)
+            other_us = self._expiry_us(blobs[index])
             if other.route_set != target.route_set or other_us != expiry_us:
                 groups.append((start, index, target, expiry_us))
                 start, target, expiry_us = index, other, other_us
@@ -164,10 +167,16 @@ class Hub:
         seconds = self.shared.scans.of(blob).message_expiry_interval
         return 0 if seconds is None else self.broker.env.clock.wall_us() + seconds * 1_000_000
 
-    def _target(self, key: bytes) -> Target:
+    def _target(self, key: bytes, blob: bytes, attributes: int) -> Target:
         target = self._targets.get(key)
         if target is None or not self.host.is_current(target):
-            target = self.host.target(EXCHANGE, key, [key.decode("utf-8", "surrogateescape")])
+
+            def headers() -> Mapping[str, object]:
+                return self.broker.fields_of(self.broker.restated(key, blob, attributes))[0]
+
+            target = self.host.target(EXCHANGE, key, [key.decode("utf-8", "surrogateescape")], headers)
+            if target.route.reads_message:
+                return target
             if len(self._targets) >= TOPICS_MAX:
                 self._targets.clear()
             self._targets[key] = target

@@ -119,6 +119,8 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         raise ConfigError(wrong)
     await metadata.seed(config.definitions)
     limits = Limits(metadata.snapshot, config.limits.values())
+    keys = RoutingKeys(lossy=config.mqtt.lossy_topics)
+    mapping = PropertyMapping(keys)
     broker = Broker(
         env,
         log,
@@ -129,6 +131,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         log_config=config.storage.stream_defaults(),
         release_bytes_min=config.storage.release_bytes,
         fields_of=routing_fields,
+        restate=mapping.to_amqp,
     )
     broker.queues_max = limits.queues_max
     access = Access(metadata.snapshot)
@@ -137,8 +140,6 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     )
     watch = Watch(Alarms(config.alarms.values()), SystemMeter(config.node.data), env)
     turn = Turn(broker)
-    keys = RoutingKeys(lossy=config.mqtt.lossy_topics)
-    mapping = PropertyMapping(keys)
     mqtt = MqttDoor(
         broker,
         turn,
