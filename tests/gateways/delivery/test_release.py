@@ -254,6 +254,43 @@ async def test_release_by_age_needs_no_retention_by_bytes(autojump_clock: MockCl
         assert running.bodies("rare") == [b"kept"]
 
 
+class Steps(trio.abc.Instrument):
+    """Counts how often the loop went from one task to another."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+
+
+async def test_release_works_in_slices_and_others_have_their_turn_between_them(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "SLICE_BYTES", 1)
+    monkeypatch.setattr(releases, "COPY_COUNT", 2)
+    async with house().broker() as running:
+        await exchange(running, "rare")
+        for number in range(10):
+            await publish(running, "rare", *(b"%d %d" % (number, one) for one in range(5)))
+            await pass_by(running, 20)
+        steps = Steps()
+        trio.lowlevel.add_instrument(steps)
+        copied: list[tuple[int, int]] = []
+        copy = releases.Release.copy
+
+        def note(release: releases.Release, found: releases.Found) -> None:
+            copied.append((steps.count, found.last - found.first))
+            copy(release, found)
+
+        monkeypatch.setattr(releases.Release, "copy", note)
+        await running.broker.releases.look()
+        trio.lowlevel.remove_instrument(steps)
+        assert max(count for _step, count in copied) == 2
+        assert sum(count for _step, count in copied) == running.broker.releases.record_count >= 40
+        assert len({step for step, _count in copied}) == len(copied)
+
+
 # -- whoever holds, returns, settles ----------------------------------------------------------------------------------
 
 
