@@ -60,6 +60,7 @@ from headrace.gateways.mqtt.reasons import (
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Interest, Outcome, Session
 from headrace.gateways.mqtt.shares import Shares
+from headrace.gateways.mqtt.sys_topics import PREFIX as SYS
 from headrace.gateways.mqtt.topics import TopicNames, is_shared, parse_filter
 
 _log = logging.getLogger(__name__)
@@ -137,6 +138,8 @@ class Client:
             scans=door.scans,
         )
         self._read_bytes = READ_BYTES_MIN
+        # What the vhost's tally does not have yet of the first, and what it has of the second.
+        self._received_bytes = self._tallied_bytes = 0
         self._more = connection.has_more()
         self._scope = trio.CancelScope()
         # What came behind CONNECT before it was answered.
@@ -225,6 +228,7 @@ class Client:
             if self._writer is not None:
                 self._writer.cancel()
             self.outbox.close()
+            self._count_bytes()
             if self._member is not None:
                 self.door.limits.leave(self._member)
             self.door.turn.end()
@@ -246,6 +250,7 @@ class Client:
             if not data:
                 raise Ended
             self.last_received = self.door.broker.env.clock.monotonic()
+            self._received_bytes += len(data)
             is_full = len(data) == self._read_bytes
             was_more, self._more = self._more, is_full or self.connection.has_more()
             if is_full:
@@ -551,7 +556,7 @@ class Client:
         return allowed
 
     def _check_publish(self, topic: bytes) -> None:
-        if topic.startswith(b"$SYS/"):
+        if topic.startswith(SYS.encode()):
             raise MqttError(ReasonCode.NOT_AUTHORIZED, "topics below $SYS are the broker's own")
         if not self._may_publish(topic):
             text = f"publishing to '{topic.decode()}' refused for user '{self.user}'"
@@ -724,7 +729,10 @@ class Client:
 
     def _subscribable(self, session: Session, one: Subscription) -> ReasonCode:
         """The QoS granted, or why not."""
-        _group, plain = parse_filter(one.filter)
+        group, plain = parse_filter(one.filter)
+        if group is not None and plain.startswith(SYS):
+            # Nothing of it is in the log, which is what a group shares.
+            return ReasonCode.TOPIC_FILTER_INVALID
         access = self.door.access
         key = self.door.keys.binding_key(plain)
         if not (
@@ -815,12 +823,20 @@ class Client:
 
     def check_alive(self, now: float) -> None:
         """Once a second."""
+        self._count_bytes()
         if self.outbox.closed:
             # The peer is gone, and perhaps nobody reads to notice.
             self._scope.cancel()
         elif self.keep_alive_s and self._blocked is None and now - self.last_received > PATIENCE * self.keep_alive_s:
             _log.info("connection closed: keep alive ran out", extra=self._who())
             self.dismiss(ReasonCode.KEEP_ALIVE_TIMEOUT)
+
+    def _count_bytes(self) -> None:
+        if self._place is not None:
+            tally, sent = self._place.hub.tally, self.outbox.sent_count
+            tally.bytes_received += self._received_bytes
+            tally.bytes_sent += sent - self._tallied_bytes
+            self._received_bytes, self._tallied_bytes = 0, sent
 
     # -- alarms ---------------------------------------------------------------------------------------------------
 

@@ -35,11 +35,14 @@ from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.retained import Retained, RetainedMessages
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Piece, Session
+from headrace.gateways.mqtt.sys_topics import PREFIX, Figures, SysTopics
+from headrace.gateways.mqtt.tally import Tally
 from headrace.gateways.mqtt.topics import filter_matches, is_shared, literal_beginning
 
 _log = logging.getLogger(__name__)
 
 EXCHANGE = "amq.topic"
+SYS = PREFIX.encode()
 TOPICS_MAX = 65_536
 STATE_PERIOD_S = 1.0
 READ_BYTES = 512 * 1024
@@ -69,6 +72,8 @@ class Shared:
     to_mqtt: Callable[[bytes], Translated]
     sessions_log: PartitionLog
     retained_log: PartitionLog
+    # What $SYS/broker/version says.
+    version: str = "headrace"
 
 
 class Owner(Protocol):
@@ -87,7 +92,11 @@ class Hub:
         self.sessions: dict[str, Session] = {}
         self.owners: dict[Session, Owner] = {}
         self.retained = RetainedMessages()
-        self.message_count = self.delivery_count = 0
+        self.tally = Tally()
+        self.sys_topics: SysTopics | None = None
+        if shared.config.sys_period_s:
+            now = self.broker.env.clock.monotonic()
+            self.sys_topics = SysTopics(shared.version, self.tally, self._figures, now)
         self._interests = Interests()
         self._topics: dict[bytes, Topic] = {}
         self._targets: dict[bytes, Target] = {}
@@ -140,7 +149,7 @@ class Hub:
                 keys=keys if whole else keys[first:last],
                 origin=origin,
             )
-        self.message_count += len(keys)
+        self.tally.published += len(keys)
         return reached
 
     def _groups(
@@ -229,6 +238,9 @@ class Hub:
             properties = batch.properties[index]
             message = self.shared.to_mqtt(properties)
             name = self._topic(batch.keys[index]).name
+            if name.startswith(SYS):
+                # Nobody speaks for the broker, over no door.
+                continue
             self._take(plan, batch, index, [name], [message.blob], message.qos, message.retain)
 
     def _take(
@@ -278,18 +290,22 @@ class Hub:
             flag = retain and shape.retain_as_published
             marked = _marked(blobs, shape)
             data = b""
+            sent_count = len(sessions)
             for session in sessions:
                 link = session.link
                 if not session.live or link is None:
+                    sent_count -= 1
                     continue
                 if session.pieces or session.extras or link.is_full or link.packet_bytes_max or link.alias_max:
+                    # It counts what it sends.
+                    sent_count -= 1
                     session.offer(Piece(offset, 0, flag, names, marked, payloads, expiry_us))
                     self._note_behind(session)
                     continue
                 if not data:
                     data = encode_publish_run(publish_first_byte(0, flag), names, marked, payloads, (), shape.version)
                 link.send(data)
-            self.delivery_count += len(sessions) * len(names)
+            self.tally.delivered += sent_count * len(names)
         for delivery in plan.tracked[qos]:
             session = delivery.session
             if session.live:
@@ -313,7 +329,6 @@ class Hub:
         taken = session.offer(piece)
         if session.pieces and session.outlives:
             self._uncommitted[session] = None
-        self.delivery_count += len(names)
         return taken
 
     def _note_behind(self, session: Session) -> None:
@@ -367,7 +382,10 @@ class Hub:
         if link is None:
             return
         identifiers = _identifiers(interest, link.version)
-        for message in self.retained.matching(interest.filter, self.broker.env.clock.wall_us()):
+        found = self.retained.matching(interest.filter, self.broker.env.clock.wall_us())
+        if self.sys_topics is not None:
+            found += self.sys_topics.matching(interest.filter, self.broker.env.clock.monotonic())
+        for message in found:
             if message.offset >= below or (interest.no_local and message.origin == session.origin):
                 continue
             session.offer_extra(
@@ -381,6 +399,25 @@ class Hub:
                 )
             )
         session.pump()
+
+    # -- $SYS ---------------------------------------------------------------------------------------------------
+
+    def _figures(self) -> Figures:
+        return Figures(len(self.owners), len(self.sessions), len(self.retained))
+
+    def tell_sys(self) -> None:
+        """Once in a period: what has changed, to those who are connected, keep up, and want to know."""
+        if self.sys_topics is None:
+            return
+        for message in self.sys_topics.changed(self.broker.env.clock.monotonic()):
+            for delivery in self._interests.plan(Topic(message.topic)).deliveries:
+                session, shape = delivery.session, delivery.shape
+                if session.link is None or session.extras or session.link.is_full:
+                    continue
+                session.offer_extra(
+                    Extra(message.topic, shape.identifiers, message.payload, 0, shape.retain_as_published)
+                )
+                session.pump()
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -408,6 +445,8 @@ class Hub:
         session.expiry_s = expiry_s
         session.asleep_since_us = 0
         self.owners[session] = owner
+        self.tally.connections += 1
+        self.tally.clients_max = max(self.tally.clients_max, len(self.owners))
         session.attach(link, self.log.end)
         for interest in session.interests.values():
             if not is_shared(interest.filter):
@@ -420,7 +459,7 @@ class Hub:
 
     def _new_session(self, client_id: str) -> Session:
         origin = xxh3_64_intdigest(client_id.encode()) & 0x7FFF_FFFF_FFFF_FFFF
-        session = Session(client_id, now_us=self.broker.env.clock.wall_us, origin=origin)
+        session = Session(client_id, now_us=self.broker.env.clock.wall_us, origin=origin, tally=self.tally)
         session.position = self.log.end
         session.committed = lambda: int(self.log.high_watermark)
         session.changed = lambda at_once: self._changed(session, at_once)
@@ -466,6 +505,7 @@ class Hub:
         session.end()
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+            self.tally.subscriptions -= len(session.interests)
         self._dirty.pop(session, None)
         if session.is_kept:
             session.is_kept = False
@@ -505,6 +545,7 @@ class Hub:
         """From here on it gets what matches, and nothing from before. Whether there was none with this filter."""
         known = session.interests.get(interest.filter)
         is_new = known is None
+        self.tally.subscriptions += is_new
         interest = replace(interest, since=int(self.log.end) if known is None else known.since)
         session.interests[interest.filter] = interest
         session.ahead = (None, 0)
@@ -519,6 +560,7 @@ class Hub:
         """Whether there was one."""
         if session.interests.pop(topic_filter, None) is None:
             return False
+        self.tally.subscriptions -= 1
         self._interests.remove(session, topic_filter)
         self._behind_interests.remove(session, topic_filter)
         return True
@@ -567,6 +609,7 @@ class Hub:
                     extra={"client": session.client_id, "offsets": log.log_start - session.position},
                 )
                 session.counts.lost += log.log_start - session.position
+                self.tally.dropped += log.log_start - session.position
                 session.position = log.log_start
             self._pass_over(session)
         # Round and round: whoever wakes later joins where the others are, and is served on the next round.
@@ -675,6 +718,8 @@ class Hub:
             if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
                 messages = [self.shared.to_mqtt(one) for one in blobs]
                 for place, message in enumerate(messages):
+                    if self._topic(batch.keys[low + place]).name.startswith(SYS):
+                        continue
                     self._feed_piece(
                         plan.without(origin),
                         feeding,
@@ -783,10 +828,12 @@ class Hub:
         in_log = state.restore_session(session, kept)
         session.is_kept = True
         self.sessions[client_id] = session
+        self.tally.subscriptions += len(session.interests)
         for one in in_log:
             flight = self._read_flight(session, one)
             if flight is None:
                 session.counts.lost += 1
+                self.tally.dropped += 1
                 del session.flights[one.packet_id]
             else:
                 session.flights[one.packet_id] = flight

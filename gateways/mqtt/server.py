@@ -56,6 +56,7 @@ class MqttDoor:
         keys: RoutingKeys,
         to_mqtt: Callable[[bytes], Translated],
         config: MqttConfig | None = None,
+        version: str = "headrace",
     ) -> None:
         """Before the broker is loaded: the door has logs of its own."""
         self.broker = broker
@@ -79,6 +80,7 @@ class MqttDoor:
             to_mqtt,
             broker.private_log(state.SESSIONS_NAME, COMPACTED),
             broker.private_log(state.RETAINED_NAME, COMPACTED),
+            version,
         )
         broker.metadata.listen(self._metadata_changed)
         watch.listen(self._alarms_changed)
@@ -162,12 +164,21 @@ class MqttDoor:
         async with trio.open_nursery() as self._nursery:
             for place in self._places.values():
                 self._nursery.start_soon(place.hub.run)
+            if self.config.sys_period_s:
+                self._nursery.start_soon(self._tell_sys)
             while True:
                 await clock.sleep(1)
                 now = clock.monotonic()
                 for client in list(self.clients):
                     client.check_alive(now)
                 self.turn.end()
+
+    async def _tell_sys(self) -> None:
+        while True:
+            await self.broker.env.clock.sleep(self.config.sys_period_s)
+            for place in list(self._places.values()):
+                place.hub.tell_sys()
+            self.turn.end()
 
     async def close(self) -> None:
         """The clients have gone: what they left is written down."""

@@ -22,6 +22,7 @@ from headrace.gateways.mqtt.encoder import encode_ack_run, encode_publish_run, p
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import encode_topic_alias, with_message_expiry
 from headrace.gateways.mqtt.reasons import PacketType, Version
+from headrace.gateways.mqtt.tally import Tally
 
 LOG_IDS = 32_767
 EXTRA_IDS = range(32_768, 65_536)
@@ -132,12 +133,15 @@ class Counts:
 
     expired: int = 0
     too_large: int = 0
-    dropped: int = 0
+    # Taken by retention before the client could get it.
     lost: int = 0
 
 
 class Session:
-    def __init__(self, client_id: str, *, now_us: Callable[[], int], origin: int = 0) -> None:
+    def __init__(
+        self, client_id: str, *, now_us: Callable[[], int], origin: int = 0, tally: Tally | None = None
+    ) -> None:
+        """`tally`: shared by the sessions of a vhost."""
         self.client_id = client_id
         self.user = ""
         # Marks its own publishes in the log, for subscriptions that do not want them.
@@ -164,6 +168,7 @@ class Session:
         self.incoming: set[int] = set()
         self.next_seq = 0
         self.counts = Counts()
+        self.tally = Tally() if tally is None else tally
         # Its state stands in the log.
         self.is_kept = False
         # How far the log is committed; the hub keeps it.
@@ -336,6 +341,7 @@ class Session:
             left_s = self._left_s(piece.expiry_us)
             if left_s <= 0:
                 self.counts.expired += count
+                self.tally.dropped += count
                 self._note_progress()
                 return
             blobs = [with_message_expiry(blob, left_s) for blob in blobs]
@@ -355,6 +361,7 @@ class Session:
             for place, packet_id in enumerate(ids):
                 flights[packet_id] = Flight(offset + place, qos, retain, topics[place], blobs[place], payloads[place])
             self._note_progress()
+        self.tally.delivered += count
         first_byte = publish_first_byte(qos, piece.retain)
         link.send(encode_publish_run(first_byte, topics, blobs, payloads, ids, link.version))
 
@@ -373,7 +380,9 @@ class Session:
         limit = link.packet_bytes_max
         if limit and publish_bytes(topic, blob, payload, flight.qos, link.version) > limit:
             self.counts.too_large += 1
+            self.tally.dropped += 1
             return False
+        self.tally.delivered += 1
         if link.alias_max:
             topic, blob = self._aliased(link, topic, blob, payload, flight.qos)
         first_byte = publish_first_byte(flight.qos, flight.retain, dup)
@@ -408,6 +417,7 @@ class Session:
                 left_s = self._left_s(extra.expiry_us)
                 if left_s <= 0:
                     self.counts.expired += 1
+                    self.tally.dropped += 1
                     if extra.settle is not None:
                         extra.settle(Outcome.ACCEPTED)
                     continue

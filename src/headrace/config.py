@@ -196,6 +196,11 @@ class MqttSection:
         Flag(), "map topics to routing keys as RabbitMQ does, though `a.b/c` does not come back from it", False
     )
     handshake_s: int = setting(Seconds(1, 600), "time to send CONNECT and log in", 10)
+    sys_period_s: int = setting(
+        Seconds(0, 86_400),
+        "how often subscribers of $SYS topics are told what changed; 0: there are no such topics",
+        10,
+    )
     ws_origins: tuple[str, ...] = setting(
         Origins(), "whose web pages may connect over WebSocket besides the broker's own host's", ()
     )
@@ -218,6 +223,7 @@ class MqttSection:
             subscriptions_max=self.subscriptions_max,
             client_id_bytes_max=self.client_id_bytes_max,
             lossy_topics=self.lossy_topics,
+            sys_period_s=self.sys_period_s,
             ws_origins=self.ws_origins,
             allow_plaintext_auth=self.allow_plaintext_auth,
         )

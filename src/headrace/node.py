@@ -17,6 +17,7 @@ from uuid import UUID
 
 import trio
 
+from headrace import __version__
 from headrace.config import Config
 from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
 from headrace.controller.snapshot import Snapshot
@@ -150,6 +151,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         keys=keys,
         to_mqtt=mapping.to_mqtt,
         config=config.mqtt.door(),
+        version=f"headrace version {__version__}",
     )
     await broker.load()
     metadata.listen(broker.metadata_changed)
