@@ -190,7 +190,7 @@ class Publisher:
         scan: PropertyScan,
     ) -> None:
         confirm = channel.expect(len(bodies)) if channel.confirming else None
-        if publish.mandatory and not target.queues:
+        if publish.mandatory and not target.queues and not self._broker.is_heard(target):
             self._return(channel, publish, props, bodies)
             _tell(confirm, Outcome.ACK)
             return
@@ -353,7 +353,7 @@ class Publisher:
         if numbered is None:
             return
         target, bodies = numbered.target, numbered.bodies
-        if numbered.publish.mandatory and not target.queues:
+        if numbered.publish.mandatory and not target.queues and not self._broker.is_heard(target):
             confirm = channel.expect(len(bodies)) if channel.confirming else None
             self._return(channel, numbered.publish, numbered.props, bodies)
             _tell(confirm, Outcome.ACK)

@@ -33,7 +33,7 @@ from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
 from headrace.gateways.delivery.logsettings import SEGMENT_BYTES_MIN, LogSettings
 from headrace.gateways.delivery.past import FieldsOf
-from headrace.gateways.delivery.ports import LogHolder, Source
+from headrace.gateways.delivery.ports import LogHolder, Source, Tap
 from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason, View
 from headrace.gateways.delivery.reading import ReadingView
 from headrace.gateways.delivery.release import Releases
@@ -147,8 +147,8 @@ class Broker:
         # Called when something became ready outside of a door's turn.
         self.on_ready: Callable[[], None] = lambda: None
         self.releases = Releases(self, release_bytes_min)
-        # Who hears of every append to a log, besides its views: (batch, first, last).
-        self.taps: dict[PartitionLog, Callable[[RecordBatch, int, int], None]] = {}
+        # Who hears of every append to a log, besides its views.
+        self.taps: dict[PartitionLog, Tap] = {}
         self.timers = Timers(env.clock)
         self._expiry = Expiry(self.timers, env.clock, self._expired)
         self._running = trio.CancelScope()
@@ -643,13 +643,47 @@ class Broker:
         self._note_written(log)
         tap = self.taps.get(log)
         if tap is not None:
-            tap(run.batch, run.first, run.last)
+            tap.take(run.batch, run.first, run.last)
+        if target.through:
+            self._relay(target, run)
 
     def _note_written(self, log: PartitionLog) -> None:
         """The journal will say that everybody has got theirs of it: retention waits for that."""
         if log not in self._dirty_logs:
             self._dirty_logs[log] = None
             self._wake.set()
+
+    def _relay(self, target: Target, run: Run) -> None:
+        """Who listens to an exchange's log gets also what reaches it by way of another exchange: as a copy in that
+        log, where those who come later look for it."""
+        batch, first, last = run
+        for stream_id in target.through:
+            log = self.maybe_log(stream_id)
+            tap = None if log is None else self.taps.get(log)
+            if log is None or tap is None:
+                continue
+            attributes = batch.attributes.at(first)
+            copied = log.append(
+                batch.keys[first:last],
+                batch.properties[first:last],
+                batch.values[first:last],
+                timestamp_us=batch.timestamps.at(first),
+                attributes=attributes,
+                expiry_us=batch.expiries.at(first),
+                origin=batch.origins.at(first),
+            )
+            assert copied.run is not None
+            self._note_written(log)
+            tap.take(*copied.run)
+            self._to_commit(log, attributes)
+
+    def is_heard(self, target: Target) -> bool:
+        """Whether anybody gets what is published to this target now: a queue, or somebody who listens."""
+        if target.queues:
+            return True
+        logs = [target.log, *(self.maybe_log(stream_id) for stream_id in target.through)]
+        taps = [self.taps[log] for log in logs if log is not None and log in self.taps]
+        return any(tap.wants(target.key) for tap in taps)
 
     def _to_commit(self, log: PartitionLog, attributes: int) -> None:
         if attributes & PERSISTENT:
@@ -782,7 +816,7 @@ class Broker:
             if not left:
                 self.dropped_death_count += 1
                 return None, b""
-            target = Target(exchange, key, target.route, target.log, left)
+            target = Target(exchange, key, target.route, target.log, left, target.through)
         return target, stamped.properties
 
     def refuse(self, host: VirtualHost, queue: Queue, target: Target, properties: bytes, body: bytes) -> None:

@@ -46,3 +46,13 @@ class LogHolder(Protocol):
     @property
     def pins(self) -> Mapping[Source, int]:
         """For each log, the lowest offset that is needed."""
+
+
+class Tap(Protocol):
+    """Somebody who hears of every append to a log, besides its views."""
+
+    def take(self, batch: RecordBatch, first: int, last: int, /) -> None:
+        """Records first..last-1 were appended."""
+
+    def wants(self, key: bytes, /) -> bool:
+        """Whether anybody there would get a record with this key now."""

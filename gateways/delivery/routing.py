@@ -93,6 +93,8 @@ class Route(Generic[Q]):
     unroutable: bool
     # The answer is for these headers and properties only: not to be kept under exchange and routing key.
     reads_message: bool
+    # The other exchanges that the message passes on its way.
+    through: frozenset[str] = frozenset()
 
 
 class Router(Generic[Q]):
@@ -341,10 +343,11 @@ class Router(Generic[Q]):
                     if name in self._exchanges:
                         waiting.append(self._exchanges[name])
         found = tuple(target.queue for target in sorted(queues, key=_name) if target.queue is not None)
-        route = entered.routes.get((found, message.was_read))
+        through = frozenset(name for name in seen if name in self._exchanges) - {entered.settings.name}
+        route = entered.routes.get((found, message.was_read, through))
         if route is None:
-            route = Route(entered.settings.name, entered.version, found, not found, message.was_read)
-            entered.routes[found, message.was_read] = route
+            route = Route(entered.settings.name, entered.version, found, not found, message.was_read, through)
+            entered.routes[found, message.was_read, through] = route
         return route
 
 
@@ -384,7 +387,7 @@ class _Exchange(Generic[Q]):
         self.links: dict[tuple[_Target[Q], str, Table], _Link[Q]] = {}
         self.version = 0
         self.cache: dict[str, Route[Q]] = {}
-        self.routes: dict[tuple[tuple[Q, ...], bool], Route[Q]] = {}
+        self.routes: dict[tuple[tuple[Q, ...], bool, frozenset[str]], Route[Q]] = {}
 
 
 class _Message:

@@ -53,16 +53,24 @@ class ReplyReceiver(Protocol):
 class Target:
     """Where publishes with one exchange and key go: kept by publishers until the router says otherwise."""
 
-    __slots__ = ("byte_limits", "exchange", "key", "log", "queues", "route", "route_set")
+    __slots__ = ("byte_limits", "exchange", "key", "log", "queues", "route", "route_set", "through")
 
     def __init__(
-        self, exchange: str, key: bytes, route: Route[Queue], log: PartitionLog | None, queues: tuple[Queue, ...]
+        self,
+        exchange: str,
+        key: bytes,
+        route: Route[Queue],
+        log: PartitionLog | None,
+        queues: tuple[Queue, ...],
+        through: tuple[StreamId, ...] = (),
     ) -> None:
         self.exchange = exchange
         self.key = key
         self.route = route
         self.log = log
         self.queues = queues
+        # Streams of the other exchanges that the route passes.
+        self.through = through
         self.route_set = tuple(sorted(queue.view_id for queue in queues))
         # Only queues with reject-publish have to be asked before an append.
         self.byte_limits = [queue for queue in queues if queue.settings.overflow != "drop-head"]
@@ -448,7 +456,8 @@ class VirtualHost:
     ) -> Target:
         """Where a publish goes. Raises NotFound for an exchange that is not there."""
         route = self.router.route(exchange, keys, headers, properties)
-        return Target(exchange, key, route, self._log_for(exchange, route.queues), route.queues)
+        through = tuple(self._streams[name] for name in route.through if name in self._streams)
+        return Target(exchange, key, route, self._log_for(exchange, route.queues), route.queues, through)
 
     def now(self, target: Target) -> Target:
         """For a publish that waited for its commit: the queues it was routed to, without those that are gone since."""
@@ -456,7 +465,8 @@ class VirtualHost:
             return target
         queues = tuple(queue for queue in target.queues if not queue.deleted)
         exchange = target.exchange if target.exchange in self._streams else DEFAULT_EXCHANGE
-        return Target(target.exchange, target.key, target.route, self._log_for(exchange, queues), queues)
+        log = self._log_for(exchange, queues)
+        return Target(target.exchange, target.key, target.route, log, queues, target.through)
 
     def _log_for(self, exchange: str, queues: Sequence[Queue]) -> PartitionLog | None:
         """The log that holds a publish: the exchange's, or for the default exchange a queue's own."""

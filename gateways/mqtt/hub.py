@@ -1,6 +1,6 @@
 """MQTT in one vhost: its sessions, their place in the log of `amq.topic`, retained messages, wills. Driver.
 
-The way of a message: client -> `publish` (route and append, as an AMQP publish to `amq.topic` does) -> `_tap`, which
+The way of a message: client -> `publish` (route and append, as an AMQP publish to `amq.topic` does) -> `take`, which
 hears of every append to that log, whichever door it came through -> the sessions that keep up. A session that does not
 keep up, or wakes, is fed from the log by `run`, all of them together in one pass, until it has caught up.
 Sessions that sleep cost nothing here: no publish looks at them, and nothing is written for what they miss.
@@ -117,7 +117,7 @@ class Hub:
         self._wills: dict[Session, Timer[Callable[[], None]]] = {}
         # Told of sessions that are over, before what they held is given back.
         self.ended: Callable[[Session], None] = lambda session: None
-        self.broker.taps[self.log] = self._tap
+        self.broker.taps[self.log] = self
         self.log.advanced.append(self._advanced)
 
     # -- publishing ---------------------------------------------------------------------------------------------
@@ -202,7 +202,11 @@ class Hub:
             self._topics[key] = topic
         return topic
 
-    def _tap(self, batch: RecordBatch, first: int, last: int) -> None:
+    def wants(self, key: bytes) -> bool:
+        """Whether somebody who is connected would get a message with this key."""
+        return bool(self._interests.plan(self._topic(key)).deliveries)
+
+    def take(self, batch: RecordBatch, first: int, last: int) -> None:
         """Records were appended to the log, over whichever door."""
         keys = batch.keys
         plan_of = self._interests.plan
