@@ -2,11 +2,12 @@
 
     python -m interop.amqp.kill_loop --seconds 60
 
-Publishers (pika's SelectConnection, confirms, a window of messages on their way) send to a fanout exchange with two
-durable queues; one queue is read by one consumer at a time, the other by two at once, with prefetch and acks. The
-broker is killed at random moments, some of them while it is still starting, and started again. Publishers send again
-what was not confirmed; consumers close and open their channels now and then. At the end everything is drained and
-acknowledged, the broker is killed once more, and both queues must be empty. What had to hold is in ledger.py.
+Publishers (pika's SelectConnection, confirms, a window of messages on their way) send to a topic exchange with three
+durable queues. Two get all messages, with prefetch and acks: one is read by one consumer at a time, the other by two at
+once. The third gets one message in fifty and is read only at the end. The broker is killed at random moments, some of
+them while it is still starting, and started again. Publishers send again what was not confirmed; consumers close and
+open their channels now and then. At the end everything is drained and acknowledged, the broker is killed once more, and
+all queues must be empty. What had to hold is in ledger.py.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from interop.amqp.ledger import Copy, Delivery, Kill, Ledger, QueueLedger
 from interop.broker import Broker, running
 
 EXCHANGE = "kill.all"
+RARE_EVERY = 50
 PUBLISHERS = 3
 SHARING = 2
 # Publishes of one publisher on their way.
@@ -87,7 +89,9 @@ class Story:
         return parameters
 
     def behind(self) -> int:
-        return len(self.ledger.confirmed) - min(len(queue.deliveries) for queue in self.ledger.queues)
+        return len(self.ledger.confirmed) - min(
+            len(queue.deliveries) for queue in self.ledger.queues if queue.every == 1
+        )
 
 
 class Publisher(threading.Thread):
@@ -182,7 +186,8 @@ class _Session:
     def _send(self, number: int, attempt: int) -> None:
         assert self._channel is not None
         self._sent.append(number)
-        self._channel.basic_publish(EXCHANGE, "", self._publisher.body(number, attempt), PERSISTENT, mandatory=True)
+        key = "rare" if number % RARE_EVERY == 0 else "common"
+        self._channel.basic_publish(EXCHANGE, key, self._publisher.body(number, attempt), PERSISTENT, mandatory=True)
 
     def _told(self, frame: Method) -> None:
         assert isinstance(frame.method, Basic.Ack), f"{frame.method} for a persistent message"
@@ -279,8 +284,8 @@ def kill_again_and_again(
 def drained(story: Story) -> bool:
     """Everything confirmed has been delivered, and nothing waits."""
     with pika.BlockingConnection(story.parameters()) as connection:
-        waiting = ready(connection)
-    missing = [story.ledger.confirmed - {each.copy[:2] for each in queue.deliveries} for queue in story.ledger.queues]
+        waiting = ready(connection, story.ledger.queues)
+    missing = [queue.missing(story.ledger.confirmed) for queue in story.ledger.queues]
     return not any(missing) and not any(waiting.values())
 
 
@@ -296,33 +301,36 @@ def wait_until_drained(story: Story, last: float) -> None:
         time.sleep(0.1)
 
 
-def ready(connection: pika.BlockingConnection) -> dict[str, int]:
+def ready(connection: pika.BlockingConnection, queues: list[QueueLedger]) -> dict[str, int]:
     channel = connection.channel()
-    return {name: channel.queue_declare(name, passive=True).method.message_count for name in ("kill.one", "kill.many")}
+    names = [queue.name for queue in queues]
+    return {name: channel.queue_declare(name, passive=True).method.message_count for name in names}
 
 
 def run(seconds: float, seed: int, *, kills_min: int | None = None) -> Report:
     """Kills for that long, and until there were enough of them; then drains and judges."""
     chance = random.Random(seed)
     wanted = max(2, int(seconds / SECONDS_PER_KILL_MAX)) if kills_min is None else kills_min
-    queues = [QueueLedger("kill.one", ordered=True), QueueLedger("kill.many", ordered=False)]
+    one, many = QueueLedger("kill.one", ordered=True), QueueLedger("kill.many", ordered=False)
+    last = QueueLedger("kill.last", ordered=True, every=RARE_EVERY)
+    queues = [one, many, last]
     ledger = Ledger(queues)
     with running() as broker:
         story = Story(broker, ledger)
         with pika.BlockingConnection(story.parameters()) as connection:
             channel = connection.channel()
-            channel.exchange_declare(EXCHANGE, "fanout", durable=True)
+            channel.exchange_declare(EXCHANGE, "topic", durable=True)
             for queue in queues:
                 channel.queue_declare(queue.name, durable=True)
-                channel.queue_bind(queue.name, EXCHANGE)
+                channel.queue_bind(queue.name, EXCHANGE, "#" if queue.every == 1 else "rare")
         publishers = [Publisher(story, number) for number in range(PUBLISHERS)]
-        readers = [queues[0], *[queues[1]] * SHARING]
-        consumers = [Consumer(story, queue, chance.randrange(2**32)) for queue in readers]
-        threads = [*publishers, *consumers]
-        for thread in threads:
+        consumers = [Consumer(story, queue, chance.randrange(2**32)) for queue in (one, *[many] * SHARING)]
+        for thread in (*publishers, *consumers):
             thread.start()
         until = time.monotonic() + seconds
         kill_again_and_again(story, publishers, chance, lambda: time.monotonic() < until)
+        consumers.append(Consumer(story, last, chance.randrange(2**32)))
+        consumers[-1].start()
         finish(story, publishers, consumers)
     duplicates = sum(queue.duplicates() for queue in queues)
     return Report(
@@ -352,7 +360,7 @@ def finish(story: Story, publishers: list[Publisher], consumers: list[Consumer])
             story.ledger.failures.append(f"{consumer.name} did not end")
     story.broker.restart()
     with pika.BlockingConnection(story.parameters()) as connection:
-        left = ready(connection)
+        left = ready(connection, story.ledger.queues)
     for queue in story.ledger.queues:
         queue.left_over = left[queue.name]
 

@@ -43,6 +43,8 @@ class QueueLedger:
     name: str
     # One consumer at a time reads it, so the order of arrival is the order of delivery.
     ordered: bool
+    # Of each publisher only every so many-th message is routed to it.
+    every: int = 1
     deliveries: list[Delivery] = field(default_factory=list)
     # Acknowledged before a close-ok: the copy, and (life, count of deliveries by then).
     settled: dict[Copy, tuple[int, int]] = field(default_factory=dict)
@@ -58,11 +60,16 @@ class QueueLedger:
     def problems(self, confirmed: set[tuple[int, int]]) -> list[str]:
         return [*self._lost(confirmed), *self._out_of_order(), *self._unflagged(), *self._come_back(), *self._left()]
 
+    def missing(self, confirmed: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Confirmed, routed here and not delivered."""
+        routed = {message for message in confirmed if message[1] % self.every == 0}
+        return routed - {delivery.copy[:2] for delivery in self.deliveries}
+
     def duplicates(self) -> int:
         return len(self.deliveries) - len({delivery.copy[:2] for delivery in self.deliveries})
 
     def _lost(self, confirmed: set[tuple[int, int]]) -> list[str]:
-        lost = sorted(confirmed - {delivery.copy[:2] for delivery in self.deliveries})
+        lost = sorted(self.missing(confirmed))
         return [f"{self.name}: {len(lost)} confirmed messages lost, the first {lost[0]}"] if lost else []
 
     def _out_of_order(self) -> list[str]:

@@ -46,6 +46,13 @@ def test_confirmed_and_never_delivered_is_lost() -> None:
     assert problems(first(ONE), first(THREE)) == ["q: 1 confirmed messages lost, the first (0, 2)"]
 
 
+def test_queue_that_gets_few_misses_only_those() -> None:
+    queue = QueueLedger("q", ordered=True, every=2, left_over=0)
+    assert queue.problems(CONFIRMED) == ["q: 1 confirmed messages lost, the first (0, 2)"]
+    queue.deliveries.append(first(TWO))
+    assert queue.problems(CONFIRMED) == []
+
+
 def test_newer_before_older_is_out_of_order() -> None:
     (told,) = problems(first(ONE), first(THREE), first(TWO))
     assert "after number 3" in told
