@@ -448,7 +448,7 @@ class Broker:
             self.retire(queue.stream_id)
 
     def retire(self, stream_id: UUID) -> None:
-        """Nothing is appended to this stream any more; it goes when no view needs it (2.6)."""
+        """Nothing is appended to this stream any more; it goes when no view needs it."""
         if stream_id in self.directory.streams:
             self._retired.add(stream_id)
             self._wake.set()
