@@ -151,13 +151,16 @@ async def _request(http: h11.Connection, sock: ByteSocket) -> h11.Request | None
             # The end of the request, a pause because of the upgrade, or a body that nobody reads.
             return request
         else:
-            await trio.lowlevel.wait_readable(sock)
-            with suppress(BlockingIOError):
+            try:
                 # h11 holds unfinished requests against their limit after each read.
                 data = sock.recv(REQUEST_BYTES_MAX // 4)
-                if not data:
-                    return None
-                http.receive_data(data)
+            except BlockingIOError:
+                # Not before: TLS may hold what came with the last read.
+                await trio.lowlevel.wait_readable(sock)
+                continue
+            if not data:
+                return None
+            http.receive_data(data)
 
 
 async def _send(sock: ByteSocket, data: bytes) -> None:
@@ -205,9 +208,9 @@ class WebSocket:
         self._frames = Frames(ConnectionType.SERVER, trailing_data=early)
         # Received and not handed out.
         self._came = bytearray()
-        # Frames may wait inside `_frames`, or octets in the TLS below.
+        # Frames may wait inside `_frames`, or octets in the TLS below: after the request too.
         self._undecoded = bool(early)
-        self._unread = False
+        self._unread = True
         self._ended = False
         # A frame that was begun, and how many of our caller's octets are in it.
         self._unsent = memoryview(b"")

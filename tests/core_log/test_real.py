@@ -34,6 +34,15 @@ def test_ids_differ_and_salts_are_64_bits_but_never_zero() -> None:
     assert max(salts) >= 2**56
 
 
+def test_nonces_differ_and_are_printable_without_a_comma() -> None:
+    nonces = {SystemIds().nonce() for _ in range(100)}
+    assert len(nonces) == 100
+    # Six bits a character, 128 of them or more.
+    assert all(
+        len(nonce) * 6 >= 128 and nonce.isascii() and nonce.isprintable() and "," not in nonce for nonce in nonces
+    )
+
+
 async def test_worker_runs_the_call_in_another_thread_and_hands_back_result_and_error() -> None:
     worker = ThreadWorker()
     assert await worker.run(threading.get_ident) != threading.get_ident()

@@ -63,6 +63,9 @@ class Ids:
     def uuid(self) -> UUID:
         return UUID(int=self._random.getrandbits(128), version=4)
 
+    def nonce(self) -> str:
+        return f"{self._random.getrandbits(144):036x}"
+
     def salt(self) -> int:
         return self._random.getrandbits(64) | 1
 

@@ -430,16 +430,29 @@ def test_ping_is_answered_and_close_too(broker: RunningBroker) -> None:
     sock.close()
 
 
-def test_first_frames_may_come_with_the_request(broker: RunningBroker) -> None:
-    plain = socket.create_connection(("127.0.0.1", broker.ports["ws"]), timeout=PATIENCE_S)
-    head = "GET /mqtt HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in ASKED.items()) + "\r\n"
-    frame = Frames(ConnectionType.CLIENT).send(BytesMessage(data=encode_packet(Connect("early"), Version.V5)))
-    plain.sendall(head.encode() + frame)
+@pytest.mark.parametrize("header_bytes", [1, 4096, 10_000])
+@pytest.mark.parametrize("door", ["ws", "wss"])
+def test_first_frames_may_come_with_the_request(
+    broker: RunningBroker, authority: Authority, door: str, header_bytes: int
+) -> None:
+    """In one piece, also of TLS, which then holds what was not read of it."""
+    sock = socket.create_connection(("127.0.0.1", broker.ports[door]), timeout=PATIENCE_S)
+    if door == "wss":
+        sock = authority.client_context().wrap_socket(sock, server_hostname="localhost")
+    headers = ASKED | {"Cookie": "x" * header_bytes}
+    head = "GET /mqtt HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+    connect = Connect("early", user_name="guest", password=b"guest")
+    frame = Frames(ConnectionType.CLIENT).send(BytesMessage(data=encode_packet(connect, Version.V5)))
+    sock.sendall(head.encode() + frame)
     came = b""
     while b"\r\n\r\n" not in came or came.endswith(b"\r\n\r\n"):
-        came += plain.recv(1 << 16)
-    assert came.partition(b"\r\n\r\n")[2][:3:2] == b"\x82\x20"
-    plain.close()
+        data = sock.recv(1 << 16)
+        assert data, came
+        came += data
+    frame = came.partition(b"\r\n\r\n")[2]
+    assert frame[0] == 0x82
+    assert _kind(frame[2:]) is PacketType.CONNACK
+    sock.close()
 
 
 @pytest.mark.parametrize(
