@@ -1,4 +1,4 @@
-"""AMQP meets MQTT: what one publishes the other reads, with the properties in its own words. Over the wire and by pika."""
+"""AMQP meets MQTT: what one publishes the other reads, with properties in its own words. Over the wire and by pika."""
 
 from typing import Any
 
