@@ -1,6 +1,6 @@
-"""At the end of a full run: how many rows of docs/amqp-conformance.md its tests have shown. Driver of pytest.
+"""At the end of a full run: how many rows of the pages of conformance its tests have shown. Driver of pytest.
 
-A full run is one that was not narrowed by paths, -k, -m or the like; it fails when a test that the page names is
+A full run is one that was not narrowed by paths, -k, -m or the like; it fails when a test that a page names is
 missing, was skipped, or did not pass.
 """
 
@@ -8,7 +8,7 @@ import os
 
 import pytest
 from _pytest.config import Config
-from tests.conformance import PAGE, read_rows, summary
+from tests.conformance import PAGES, rows_of, summary
 
 _passed: dict[str, bool] = {}
 
@@ -30,16 +30,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if _is_full(session.config) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        _line, wrong = summary(read_rows(PAGE.read_text()), _passed)
-        if wrong:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if not _is_full(session.config) or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return
+    if any(summary(page.name, rows_of(page), _passed)[1] for page in PAGES):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _is_full(terminalreporter.config):
         return
-    line, wrong = summary(read_rows(PAGE.read_text()), _passed)
-    for problem in wrong:
-        terminalreporter.write_line(f"amqp conformance: {problem}", red=True)
-    terminalreporter.write_line(line)
+    for page in PAGES:
+        line, wrong = summary(page.name, rows_of(page), _passed)
+        for problem in wrong:
+            terminalreporter.write_line(f"{page.name} conformance: {problem}", red=True)
+        terminalreporter.write_line(line)

@@ -71,6 +71,7 @@ def test_connect_is_answered_with_connack_before_anything_else(wire: Open, versi
     one = wire(version)
     connack = one.connect("")
     assert connack.reason == 0 and not connack.session_present
+    assert connack.properties.authentication_method is None
     one.ping()
 
 
@@ -170,6 +171,15 @@ def test_wrong_password_is_refused(wire: Open, version: Version) -> None:
     one.expect_end()
 
 
+def test_reason_of_a_refusal_that_would_not_fit_is_left_out(wire: Open) -> None:
+    for limit, is_told in ((1000, True), (10, False)):
+        one = wire()
+        connack = one.connect("", user="guest", password=b"wrong", maximum_packet_size=limit)
+        assert connack.reason is ReasonCode.BAD_USER_NAME_OR_PASSWORD
+        assert bool(connack.properties.reason_string) is is_told
+        one.expect_end()
+
+
 @both_versions
 def test_right_password_is_accepted(client: Open, version: Version) -> None:
     client("", version, user="guest", password=b"guest").ping()
@@ -256,20 +266,33 @@ def test_connect_that_breaks_the_rules_ends_without_connack_in_3_1_1(wire: Open,
     one.expect_end()
 
 
+V5_WILL = b"\0" + WILL
 V5_MALFORMED = {
-    "reserved flag": (connect_octets(level=5, flags=3), ReasonCode.MALFORMED_PACKET),
-    "will without its fields": (connect_octets(level=5, flags=6), ReasonCode.MALFORMED_PACKET),
-    "client identifier with NUL": (connect_octets(level=5, payload=text("a\0")), ReasonCode.MALFORMED_PACKET),
+    "reserved flag": connect_octets(level=5, flags=3),
+    "will without its fields": connect_octets(level=5, flags=6),
+    "will QoS without a will": connect_octets(level=5, flags=2 | 8),
+    "will retain without a will": connect_octets(level=5, flags=2 | 0x20),
+    "will QoS 3": connect_octets(level=5, flags=2 | 4 | 0x18, payload=text("x") + V5_WILL),
+    "user name flag without a user name": connect_octets(level=5, flags=0x82),
+    "user name without its flag": connect_octets(level=5, payload=text("x") + text("guest")),
+    "password flag without a password": connect_octets(level=5, flags=0xC2, payload=text("x") + text("guest")),
+    "password without its flag": connect_octets(level=5, flags=0x82, payload=text("x") + text("a") + text("b")),
+    "no client identifier": connect_octets(level=5, payload=b""),
+    "client identifier that is not UTF-8": connect_octets(level=5, payload=text(b"\xff")),
+    "client identifier with NUL": connect_octets(level=5, payload=text("a\0")),
+    "will topic that is not UTF-8": connect_octets(
+        level=5, flags=6, payload=text("x") + b"\0" + text(b"\xff") + text("m")
+    ),
+    "user name that is not UTF-8": connect_octets(level=5, flags=0x82, payload=text("x") + text(b"\xff")),
 }
 
 
 @pytest.mark.parametrize("what", V5_MALFORMED)
 def test_connect_that_breaks_the_rules_is_told_why_in_5(wire: Open, what: str) -> None:
-    octets, reason = V5_MALFORMED[what]
     one = wire(V5)
-    one.send_octets(octets)
+    one.send_octets(V5_MALFORMED[what])
     connack = one.expect(Connack)
-    assert connack.reason is reason and not connack.session_present
+    assert connack.reason is ReasonCode.MALFORMED_PACKET and not connack.session_present
     one.expect_end()
 
 
@@ -319,6 +342,7 @@ BROKEN = {
     "remaining length of five octets": (b"\x30\x80\x80\x80\x80\x01", ReasonCode.MALFORMED_PACKET),
     "SUBSCRIBE without filters": (b"\x82\x02\x00\x01", None),
     "UNSUBSCRIBE without filters": (b"\xa2\x02\x00\x01", None),
+    "filter of UNSUBSCRIBE that is not UTF-8": (b"\xa2\x05\x00\x01\x00\x01\xff", ReasonCode.MALFORMED_PACKET),
     "SUBSCRIBE with identifier 0": (b"\x82\x06\x00\x00\x00\x01a\x00", None),
     "SUBSCRIBE with QoS 3": (b"\x82\x06\x00\x01\x00\x01a\x03", None),
     "SUBSCRIBE with reserved bits": (b"\x82\x06\x00\x01\x00\x01a\xc0", ReasonCode.MALFORMED_PACKET),
@@ -358,6 +382,27 @@ def test_packet_that_breaks_the_rules_ends_the_connection(client: Open, name: st
         assert found.properties.session_expiry_interval is None
     one.expect_end()
     other.ping()
+
+
+PROPERTIES_REFUSED = {
+    "user property whose name is not UTF-8": (b"\x26\x00\x01\xff\x00\x01a", ReasonCode.MALFORMED_PACKET),
+    "user property whose value is not UTF-8": (b"\x26\x00\x01a\x00\x01\xff", ReasonCode.MALFORMED_PACKET),
+    "content type that is not UTF-8": (b"\x03\x00\x01\xff", ReasonCode.MALFORMED_PACKET),
+    "response topic that is not UTF-8": (b"\x08\x00\x01\xff", ReasonCode.MALFORMED_PACKET),
+    "response topic with a wildcard": (b"\x08\x00\x01#", ReasonCode.PROTOCOL_ERROR),
+    "content type twice": (b"\x03\x00\x01a\x03\x00\x01a", ReasonCode.PROTOCOL_ERROR),
+    "property of CONNECT": (b"\x21\x00\x01", ReasonCode.MALFORMED_PACKET),
+    "unknown property": (b"\x7f\x00", ReasonCode.MALFORMED_PACKET),
+}
+
+
+@pytest.mark.parametrize("what", PROPERTIES_REFUSED)
+def test_property_that_breaks_the_rules_ends_the_connection(client: Open, what: str) -> None:
+    octets, reason = PROPERTIES_REFUSED[what]
+    one = client()
+    body = text("a") + bytes((len(octets),)) + octets
+    one.send_octets(bytes((0x30, len(body))) + body)
+    one.expect_disconnect(reason)
 
 
 def test_auth_without_a_method_is_a_protocol_error(client: Open) -> None:

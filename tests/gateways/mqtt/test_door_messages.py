@@ -165,6 +165,18 @@ def test_pubrec_is_answered_with_pubrel_and_repeated_pubrec_again(client: Open, 
     reader.expect_nothing()
 
 
+@both_versions
+def test_pubrels_come_in_the_order_of_the_pubrecs(client: Open, name: str, version: Version) -> None:
+    reader, writer = client(version=version), client()
+    reader.subscribe(name, qos=2)
+    for _ in range(5):
+        writer.publish(name, b"x", 2)
+    ids = [reader.expect(Publish).packet_id for _ in range(5)]
+    order = [ids[2], ids[0], ids[4], ids[1], ids[3]]
+    reader.send(*[Pubrec(one) for one in order])
+    assert [reader.expect(Pubrel).packet_id for _ in order] == order
+
+
 def test_pubrec_for_an_unknown_identifier_is_answered_so(client: Open) -> None:
     reader = client()
     reader.send(Pubrec(99))
@@ -537,6 +549,19 @@ def test_message_that_was_sent_is_sent_again_though_its_time_is_over(client: Ope
     again.expect_nothing()
 
 
+def test_expired_qos_2_publish_is_still_acknowledged_to_the_end(client: Open, name: str) -> None:
+    sleeper, writer = client(name, session_expiry_interval=300), client()
+    sleeper.subscribe(f"{name}/a", qos=2)
+    sleeper.disconnect()
+    writer.send(Publish(f"{name}/a", b"x", QoS(2), packet_id=9, properties=Properties(message_expiry_interval=1)))
+    assert writer.expect(Pubrec).reason is ReasonCode.SUCCESS
+    wait_seconds(writer, name, 1)
+    writer.send(Pubrel(9))
+    assert writer.expect(Pubcomp).reason is ReasonCode.SUCCESS
+    again = client(name, clean_start=False)
+    again.expect_nothing()
+
+
 # -- topic alias --------------------------------------------------------------------------------------------------
 
 
@@ -693,6 +718,8 @@ def test_reason_string_that_would_not_fit_is_left_out(client: Open, name: str) -
     answer = writer.expect(Puback)
     assert answer.reason is ReasonCode.NOT_AUTHORIZED
     assert answer.properties.reason_string is None
+    writer.send(Publish("$SYS/x", b"x", QoS(2), packet_id=packet_id))
+    assert writer.expect(Pubrec).properties.reason_string is None
     writer.send_octets(b"\x00\x00")
     found = writer.expect(Disconnect)
     assert found.reason is ReasonCode.MALFORMED_PACKET and found.properties.reason_string is None
