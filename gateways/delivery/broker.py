@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import nlargest
 from uuid import UUID
 
 import trio
@@ -298,6 +299,23 @@ class Broker:
             for queue in host.queues.values()
             if any(log in lane.applied for lane in queue.lanes)
         ]
+
+    def pinned_bytes(self, queue: Queue) -> int:
+        """What the logs hold because of a queue: from the first record on that it needs."""
+        lowest = _lowest_offsets(queue)
+        if queue.settings.stream:
+            found = ((source, queue.history.lowest_offset(source)) for source in queue.history.sources)
+            lowest = {source: offset for source, offset in found if offset is not None}
+        return sum(log.bytes_from(offset) for log, offset in lowest.items() if isinstance(log, PartitionLog))
+
+    def largest_holders(self, count: int) -> list[tuple[int, str, str]]:
+        """(bytes, vhost, queue) of those that pin most, the largest first."""
+        found = [
+            (self.pinned_bytes(queue), host.name, queue.name)
+            for host in self.vhosts.values()
+            for queue in host.queues.values()
+        ]
+        return nlargest(count, (one for one in found if one[0]))
 
     def has_view(self, view_id: int) -> bool:
         return view_id in self._views

@@ -6,12 +6,12 @@ container's (cgroup v2 or v1). Reading both takes some 30 us a second.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from headrace.core_log.env import Env
-from headrace.gateways.delivery.alarms import Alarms, Measured
+from headrace.gateways.delivery.alarms import Alarm, Alarms, Measured
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class Watch:
         self._meter = meter
         self._env = env
         self._listeners: list[Callable[[], None]] = []
+        # (bytes, vhost, queue) of those that hold most of the disk.
+        self.holders: Callable[[], Sequence[tuple[int, str, str]]] = lambda: ()
         self._failed = False
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -117,7 +119,11 @@ class Watch:
         turned = self.alarms.measure(measured)
         for one in turned:
             extra = {"alarm": one.alarm, "bytes": one.measured, "limit": one.limit}
-            if one.raised:
+            if one.raised and one.alarm is Alarm.DISK:
+                # The first question that somebody will ask.
+                held = [f"queue '{queue}' in vhost '{vhost}': {size} bytes" for size, vhost, queue in self.holders()]
+                _log.warning("alarm raised: publishers wait", extra=extra | {"held_by": held})
+            elif one.raised:
                 _log.warning("alarm raised: publishers wait", extra=extra)
             else:
                 _log.warning("alarm cleared", extra=extra)

@@ -50,6 +50,8 @@ IDENTITY = "node.json"
 CLEAN = "clean"
 FORMAT = 1
 GARBAGE_PERIOD_S = 600
+# So many queues are named when the disk is full.
+HOLDERS_NAMED = 5
 # Any of these without node.json is a directory that lost its identity, or never had one: not ours to adopt.
 _KEPT = ("streams", "trash", "journal", "views", "meta.sqlite", CLEAN)
 
@@ -140,6 +142,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         metadata, key=env.ids.uuid().bytes + env.ids.uuid().bytes, monotonic=env.clock.monotonic, hashing=hashing
     )
     watch = Watch(Alarms(config.alarms.values()), SystemMeter(config.node.data), env)
+    watch.holders = lambda: broker.largest_holders(HOLDERS_NAMED)
     turn = Turn(broker)
     mqtt = MqttDoor(
         broker,

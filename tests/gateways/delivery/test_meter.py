@@ -79,6 +79,20 @@ async def test_alarms_are_told_and_logged_once_each_way(tmp_path: Path, caplog: 
     assert [record.message for record in caplog.records] == ["alarm raised: publishers wait", "alarm cleared"]
 
 
+async def test_alarm_of_the_disk_names_the_queues_that_hold_most_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    meter = FakeMeter()
+    watch = Watch(Alarms(), meter, real_env(tmp_path))
+    watch.holders = lambda: [(500, "/", "forgotten"), (20, "shop", "orders")]
+    meter.now = replace(PLENTY, disk_free_bytes=0)
+    with caplog.at_level(logging.WARNING):
+        await watch.look()
+    (record,) = caplog.records
+    held = ["queue 'forgotten' in vhost '/': 500 bytes", "queue 'orders' in vhost 'shop': 20 bytes"]
+    assert record.held_by == held  # type: ignore[attr-defined]
+
+
 async def test_what_cannot_be_measured_leaves_the_alarms_as_they_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

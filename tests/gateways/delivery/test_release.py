@@ -605,6 +605,23 @@ async def test_reader_beside_the_queue_passes_over_what_the_exchange_no_longer_h
         assert running.bodies("rare") == [b"1", b"2", b"3"]
 
 
+async def test_those_who_hold_most_can_be_named(autojump_clock: MockClock) -> None:
+    async with house().broker() as running:
+        await exchange(running, "first", "later", "nothing")
+        stream = await running.declare("stream", queue_type="stream")
+        await bind(running, "stream")
+        await publish(running, "first", b"1")
+        await pass_by(running, 50)
+        await publish(running, "stream", b"1")
+        await pass_by(running, 50)
+        await publish(running, "later", b"1")
+        await pass_by(running, 50)
+        found = running.broker.largest_holders(2)
+        assert [(vhost, name) for _size, vhost, name in found] == [("/", "first"), ("/", "stream")]
+        assert found[0][0] == log_of(running, "x").byte_count > running.broker.pinned_bytes(stream)
+        assert [name for _size, _vhost, name in running.broker.largest_holders(10)] == ["first", "stream", "later"]
+
+
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 
