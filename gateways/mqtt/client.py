@@ -352,8 +352,9 @@ class Client:
         except HeadraceError as error:
             await self._refuse(_as_mqtt(error))
         self.door.turn.end()
-        if self._early:
-            await self._turn(self._early)
+        early, self._early = self._early, []
+        if early:
+            await self._turn(early)
 
     async def _refuse(self, error: MqttError) -> None:
         """[MQTT-3.2.2-7] CONNACK with the reason, where the client's version has one for it, and the end."""
