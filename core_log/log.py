@@ -993,12 +993,11 @@ class PartitionLog:
         limit = int(self.high_watermark) if pinned_from is None else min(pinned_from, self.high_watermark)
         config = self.config
         segments = self._segments
-        if config.cleanup == "compact" or not segments or (len(segments) == 1 and segments[0].index is None):
-            # (Of a log that nobody has touched in this life nothing is read just to know its age.)
+        before_us = None if config.retention_ms is None else now_us - config.retention_ms * 1000
+        if config.cleanup == "compact" or not segments or (len(segments) == 1 and not _is_old(segments[0], before_us)):
             return self.log_start
         total = self.byte_count
         upto = int(self.log_start)
-        before_us = None if config.retention_ms is None else now_us - config.retention_ms * 1000
         for segment in segments:
             if segment.end_offset > limit:
                 break
@@ -1102,6 +1101,11 @@ def _pass_over(segment: Segment, position: int, offset: int, end: int, hashes: S
         offset = next_offset
         window = _GLIMPSE_BYTES if size > _GLIMPSE_WINDOW // 8 else _GLIMPSE_WINDOW
     return None, offset
+
+
+def _is_old(segment: Segment, before_us: int | None) -> bool:
+    """Known to be older than that. Of a log that nobody has touched in this life nothing is read just to know it."""
+    return before_us is not None and segment.index is not None and segment.index.max_timestamp < before_us
 
 
 def _check_sizes(tags: tuple[str, ...], headers: Sequence[Headers] | None) -> None:
