@@ -20,6 +20,8 @@ class MqttConfig:
     topic_alias_max: int = 64
     # 0: a session may sleep for ever. MQTT 5 clients are told, those of 3.1.1 are held to it.
     session_expiry_s_max: int = 0
+    # Messages with QoS 1 and 2 that a session gets of those it missed, the newest; 0: all that retention keeps.
+    session_messages_max: int = 0
     # Bytes a connection may have waiting to be sent before more is left in the log.
     write_buffer_bytes: int = 1024 * 1024
     read_bytes_max: int = 256 * 1024

@@ -7,10 +7,8 @@ Sessions that sleep cost nothing here: no publish looks at them, and nothing is 
 """
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import trio
@@ -18,7 +16,6 @@ from xxhash import xxh3_64_intdigest
 
 from headrace.core_log.config import LogConfig
 from headrace.core_log.errors import HeadraceError, OffsetOutOfRange
-from headrace.core_log.key_scan import KeyScan, Wish
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
@@ -26,6 +23,7 @@ from headrace.delay.wheel import Timer
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.vhost import Target, VirtualHost
 from headrace.gateways.mqtt import state
+from headrace.gateways.mqtt.catch_up import CatchUp, Translated
 from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.encoder import encode_publish_run, publish_first_byte
 from headrace.gateways.mqtt.interest import Delivery, Interests, Plan, Shape, Topic
@@ -37,7 +35,7 @@ from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Piece, Session
 from headrace.gateways.mqtt.sys_topics import PREFIX, Figures, SysTopics
 from headrace.gateways.mqtt.tally import Tally
-from headrace.gateways.mqtt.topics import filter_matches, is_shared, literal_beginning
+from headrace.gateways.mqtt.topics import is_shared
 
 _log = logging.getLogger(__name__)
 
@@ -47,17 +45,6 @@ TOPICS_MAX = 65_536
 STATE_PERIOD_S = 1.0
 READ_BYTES = 512 * 1024
 COMPACTED = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
-
-
-class Translated(Protocol):
-    """A message from AMQP, as MQTT sees it."""
-
-    @property
-    def blob(self) -> bytes: ...
-    @property
-    def qos(self) -> int: ...
-    @property
-    def retain(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +87,15 @@ class Hub:
         self._interests = Interests()
         self._topics: dict[bytes, Topic] = {}
         self._targets: dict[bytes, Target] = {}
-        # Connected sessions that read the log, with their subscriptions.
-        self._behind: dict[Session, None] = {}
-        self._behind_interests = Interests()
-        self._behind_topics: dict[bytes, Topic] = {}
-        self._feeding_from = 0
-        self._key_scan = KeyScan(self.broker.env.storage, self.log)
+        self._catch_up = CatchUp(
+            self.log,
+            self.broker.env.storage,
+            shared.keys,
+            shared.to_mqtt,
+            self._offer,
+            self.tally,
+            messages_max=shared.config.session_messages_max,
+        )
         self._wake = trio.Event()
         # Sessions with something that must be committed before it may go out.
         self._uncommitted: dict[Session, None] = {}
@@ -336,7 +326,7 @@ class Hub:
         return taken
 
     def _note_behind(self, session: Session) -> None:
-        if not session.live and session not in self._behind:
+        if not session.live and session not in self._catch_up:
             self._fall_behind(session)
 
     def _advanced(self, log: PartitionLog) -> None:
@@ -474,7 +464,7 @@ class Hub:
         """Its connection has ended. `will`: what is to be published for it, now or later."""
         self.owners.pop(session, None)
         self._interests.remove_all(session)
-        self._catch_up_over(session)
+        self._catch_up.leave(session)
         self._uncommitted.pop(session, None)
         session.detach(self.log.end)
         session.will = will
@@ -556,8 +546,7 @@ class Hub:
         if is_shared(interest.filter):
             return is_new
         self._interests.add(session, interest, version)
-        if session in self._behind:
-            self._behind_interests.add(session, interest, version)
+        self._catch_up.subscribe(session, interest, version)
         return is_new
 
     def unsubscribe(self, session: Session, topic_filter: str) -> bool:
@@ -566,28 +555,8 @@ class Hub:
             return False
         self.tally.subscriptions -= 1
         self._interests.remove(session, topic_filter)
-        self._behind_interests.remove(session, topic_filter)
+        self._catch_up.unsubscribe(session, topic_filter)
         return True
-
-    # -- sessions that read the log -----------------------------------------------------------------------------
-
-    def _fall_behind(self, session: Session) -> None:
-        self._behind[session] = None
-        link = session.link
-        assert link is not None
-        for interest in session.interests.values():
-            if not is_shared(interest.filter):
-                self._behind_interests.add(session, interest, link.version)
-        self._wake.set()
-
-    def _catch_up_over(self, session: Session) -> None:
-        if session in self._behind:
-            del self._behind[session]
-            self._behind_interests.remove_all(session)
-
-    def _feed_soon(self, session: Session) -> None:
-        if session in self._behind:
-            self._wake.set()
 
     async def run(self) -> None:
         """Feed those who are behind, and write down sessions, until cancelled."""
@@ -596,181 +565,17 @@ class Hub:
             while True:
                 await self._wake.wait()
                 self._wake = trio.Event()
-                while self._feed():
+                while self._catch_up.feed():
                     self.broker.on_ready()
                     await trio.lowlevel.checkpoint()
 
-    def _feed(self) -> bool:
-        """One read of the log, for all who have room and stand in it. False: nobody can take more for now."""
-        hungry = [session for session in self._behind if session.is_hungry]
-        if not hungry:
-            return False
-        log = self.log
-        for session in hungry:
-            if session.position < log.log_start:
-                _log.warning(
-                    "retention took records before a session could read them",
-                    extra={"client": session.client_id, "offsets": log.log_start - session.position},
-                )
-                session.counts.lost += log.log_start - session.position
-                self.tally.dropped += log.log_start - session.position
-                session.position = log.log_start
-            self._pass_over(session)
-        # Round and round: whoever wakes later joins where the others are, and is served on the next round.
-        start = min((one.position for one in hungry if one.position >= self._feeding_from), default=None)
-        if start is None or start >= log.end:
-            start = min(session.position for session in hungry)
-        if start < log.end:
-            # Who stands before that has its turn on the next round, and who has no more room goes on from what it
-            # refused: neither has anything to do with the rest of this read.
-            eager = {session for session in hungry if session.position >= start}
-            runs = log.read(start, bytes_max=READ_BYTES, end=log.end)
-            for run in runs:
-                self._feed_run(eager, run.batch, run.first, run.last)
-            self._feeding_from = int(runs[-1].batch.next_offset)
-        for session in hungry:
-            if session.position >= log.end and session in self._behind:
-                self._catch_up_over(session)
-                session.live = True
-                session.pump()
-        return True
+    def _fall_behind(self, session: Session) -> None:
+        self._catch_up.join(session)
+        self._wake.set()
 
-    def _pass_over(self, session: Session) -> None:
-        """Where the key indexes say that nothing matches, nothing is read."""
-        end = int(self.log.end)
-        while session.position < end:
-            ranges, known_to = session.ahead
-            if session.position >= known_to:
-                session.ahead = self._key_scan.find(session.position, self._wishes(session))
-                continue
-            if ranges is None:
-                return
-            place = bisect_right(ranges, session.position, key=lambda one: one[1])
-            if place < len(ranges):
-                session.position = max(session.position, ranges[place][0])
-                return
-            session.position = min(known_to, end)
-
-    def _wishes(self, session: Session) -> list[Wish]:
-        keys = self.shared.keys
-        wishes = []
-        for text in session.interests:
-            if is_shared(text):
-                continue
-            literal, wildcard = literal_beginning(text)
-            if not wildcard:
-                wishes.append(Wish(keys.key_of(text.encode())))
-            else:
-                wishes.append(Wish(keys.key_of(literal.encode()), partial(self._wants, text)))
-        return wishes
-
-    def _wants(self, topic_filter: str, key: bytes) -> bool:
-        return filter_matches(topic_filter, self.shared.keys.topic_of(key).decode())
-
-    def _feed_run(self, eager: set[Session], batch: RecordBatch, first: int, last: int) -> None:
-        end = int(batch.next_offset) if last == len(batch.values) else batch.offset_at(last)
-        reached = {session for session in eager if session.position < end}
-        feeding = set(reached)
-        if not feeding:
-            return
-        start, keys, plan_of = batch.offset_at(first), batch.keys, self._behind_plan
-        for attributes, low, high in batch.attributes.spans(first, last):
-            index = low
-            while index < high:
-                plan = plan_of(keys[index])
-                stop = index + 1
-                # Neighbours that go to the same sessions go together.
-                while stop < high and plan_of(keys[stop]) is plan:
-                    stop += 1
-                if plan.deliveries:
-                    if plan.since > start:
-                        for place in range(index, stop):
-                            self._feed_some(
-                                plan.at(batch.offset_at(place)), feeding, batch, place, place + 1, attributes
-                            )
-                    else:
-                        self._feed_some(plan, feeding, batch, index, stop, attributes)
-                index = stop
-        eager -= reached - feeding
-        for session in feeding:
-            session.position = max(session.position, end)
-
-    def _behind_plan(self, key: bytes) -> Plan:
-        topic = self._behind_topics.get(key)
-        if topic is None:
-            if len(self._behind_topics) >= TOPICS_MAX:
-                self._behind_topics.clear()
-            topic = self._behind_topics[key] = Topic(self.shared.keys.topic_of(key))
-        return self._behind_interests.plan(topic)
-
-    def _feed_some(
-        self,
-        plan: Plan,
-        feeding: set[Session],
-        batch: RecordBatch,
-        first: int,
-        last: int,
-        attributes: int,
-    ) -> None:
-        if plan.has_no_local:
-            pieces: Iterable[tuple[int, int, int]] = list(batch.origins.spans(first, last))
-        else:
-            pieces = ((0, first, last),)
-        for origin, low, high in pieces:
-            blobs: Sequence[bytes] = batch.properties[low:high]
-            qos, retain = (attributes & QOS_MASK) >> QOS_SHIFT, attributes & RETAIN != 0
-            if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
-                messages = [self.shared.to_mqtt(one) for one in blobs]
-                for place, message in enumerate(messages):
-                    if self._topic(batch.keys[low + place]).name.startswith(SYS):
-                        continue
-                    self._feed_piece(
-                        plan.without(origin),
-                        feeding,
-                        batch,
-                        low + place,
-                        [message.blob],
-                        message.qos,
-                        message.retain,
-                    )
-                continue
-            self._feed_piece(plan.without(origin), feeding, batch, low, blobs, qos, retain)
-
-    def _feed_piece(
-        self,
-        plan: Plan,
-        feeding: set[Session],
-        batch: RecordBatch,
-        low: int,
-        blobs: Sequence[bytes],
-        qos: int,
-        retain: bool,
-    ) -> None:
-        high = low + len(blobs)
-        for expiry_us, start, end in batch.expiries.spans(low, high):
-            for delivery in plan.deliveries:
-                session = delivery.session
-                if session not in feeding:
-                    continue
-                first = start
-                offset = batch.offset_at(first)
-                if offset < session.position:
-                    first = max(first, batch.index_of(session.position))
-                    if first >= end:
-                        continue
-                    offset = batch.offset_at(first)
-                if not min(qos, delivery.qos) and offset < session.awake_from:
-                    # Nobody was there to get those.
-                    first = max(first, batch.index_of(session.awake_from))
-                    if first >= end:
-                        continue
-                    offset = batch.offset_at(first)
-                names = self.shared.keys.topics_of(batch.keys[first:end])
-                payloads = batch.values[first:end]
-                part = blobs[first - low : end - low]
-                if not self._offer(delivery, offset, names, part, payloads, qos, retain, expiry_us):
-                    session.position = offset
-                    feeding.discard(session)
+    def _feed_soon(self, session: Session) -> None:
+        if session in self._catch_up:
+            self._wake.set()
 
     # -- what is written down -----------------------------------------------------------------------------------
 

@@ -21,9 +21,10 @@ from headrace.gateways.delivery.listener import Connection, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.mqtt import state
+from headrace.gateways.mqtt.catch_up import Translated
 from headrace.gateways.mqtt.client import Client
 from headrace.gateways.mqtt.config import MqttConfig
-from headrace.gateways.mqtt.hub import COMPACTED, Hub, Shared, Translated
+from headrace.gateways.mqtt.hub import COMPACTED, Hub, Shared
 from headrace.gateways.mqtt.properties import PublishScans
 from headrace.gateways.mqtt.reasons import ReasonCode
 from headrace.gateways.mqtt.retained import Retained

@@ -135,6 +135,8 @@ class Counts:
     too_large: int = 0
     # Taken by retention before the client could get it.
     lost: int = 0
+    # More than a session may miss.
+    dropped: int = 0
 
 
 class Session:
@@ -159,6 +161,10 @@ class Session:
         # What the hub knows of the log ahead: the offsets (from, to) where something may match (None: everywhere), and
         # how far it knows that.
         self.ahead: tuple[Sequence[tuple[int, int]] | None, int] = (None, 0)
+        # While what it missed is counted, for a limit: from where (-1: it is not), and how many so far. Then how many
+        # of them are passed over.
+        self.missed_from = -1
+        self.missed_count = self.passing_over = 0
         # Records with QoS 0 below this were published while nobody was there to get them.
         self.awake_from = 0
         self.pieces: deque[Piece] = deque()
@@ -221,6 +227,7 @@ class Session:
         """The client has gone: from here on the log keeps what it misses."""
         self.link = None
         self.position = self.unread_from(log_end)
+        self.missed_from, self.passing_over = -1, 0
         self.live = False
         self.pieces.clear()
         self._waiting_count = self._waiting_bytes = 0
@@ -238,6 +245,8 @@ class Session:
         """The first record that is in no flight and not done."""
         if self.pieces:
             return self.pieces[0].offset
+        if self.missed_from >= 0:
+            return self.missed_from
         return log_end if self.live else self.position
 
     # -- records come -------------------------------------------------------------------------------------------

@@ -190,6 +190,9 @@ class MqttSection:
     session_expiry_s_max: int = setting(
         Seconds(0, 0xFFFF_FFFE), "how long a session may outlive its connection; 0 for as long as the client asks", 0
     )
+    session_messages_max: int = setting(
+        Count(0, 1_000_000_000), "messages a sleeping session may miss and still get, the newest; 0 for all of them", 0
+    )
     subscriptions_max: int = setting(Count(1, 10_000_000), "subscriptions of one session", 10_000)
     client_id_bytes_max: int = setting(Count(23, 65_535), "longest client identifier", KIB)
     lossy_topics: bool = setting(
@@ -219,6 +222,7 @@ class MqttSection:
             inflight_max=self.inflight_max,
             topic_alias_max=self.topic_alias_max,
             session_expiry_s_max=self.session_expiry_s_max,
+            session_messages_max=self.session_messages_max,
             write_buffer_bytes=self.write_buffer_bytes,
             subscriptions_max=self.subscriptions_max,
             client_id_bytes_max=self.client_id_bytes_max,
