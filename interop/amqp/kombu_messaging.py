@@ -22,6 +22,8 @@ from interop.broker import Broker
 from interop.client import Driven, Feature, python_version
 
 WAIT_SECONDS = 20
+# Long enough to miss two beats of a second.
+BEAT_SECONDS = 3.5
 
 
 def connect(broker: Broker, **settings: Any) -> Connection:
@@ -283,12 +285,14 @@ def delay(broker: Broker) -> None:
 
 
 def heartbeat(broker: Broker) -> None:
+    """kombu beats when it is asked to, between two looks at the socket."""
     with connect(broker, heartbeat=1) as connection:
         connection.connect()
-        for _ in range(7):
-            connection.heartbeat_check(rate=2)
+        until = time.monotonic() + BEAT_SECONDS
+        while time.monotonic() < until:
+            connection.heartbeat_check(rate=4)
             try:
-                connection.drain_events(timeout=0.5)
+                connection.drain_events(timeout=0.2)
             except TimeoutError:
                 continue
         Queue("kombu.beat", exclusive=True)(connection.default_channel).declare()
