@@ -268,19 +268,25 @@ def any_seed() -> int:
 def kill_again_and_again(
     story: Story, publishers: list[Publisher], chance: random.Random, more: Callable[[], bool]
 ) -> None:
-    broker, kills = story.broker, story.ledger.kills
     while more():
         time.sleep(chance.uniform(*LIFE))
-        kills.append(Kill(sum(len(publisher.unconfirmed) for publisher in publishers)))
-        broker.kill()
-        story.life += 1
+        kill(story, publishers, starting=False)
         while chance.random() < STILLBORN:
-            broker.launch()
+            story.broker.launch()
             time.sleep(chance.uniform(*STARTING_SECONDS))
-            kills.append(Kill(sum(len(publisher.unconfirmed) for publisher in publishers), starting=True))
-            broker.kill()
-            story.life += 1
-        broker.start()
+            kill(story, publishers, starting=True)
+        story.broker.start()
+
+
+def kill(story: Story, publishers: list[Publisher], *, starting: bool) -> None:
+    process = story.broker.process
+    assert process is not None
+    status = process.poll()
+    if status is not None:
+        story.ledger.failures.append(f"the broker ended by itself in life {story.life}, with status {status}")
+    story.ledger.kills.append(Kill(sum(len(publisher.unconfirmed) for publisher in publishers), starting))
+    story.broker.kill()
+    story.life += 1
 
 
 def drained(story: Story) -> bool:
