@@ -679,14 +679,21 @@ class Client:
         known = [packet_id for packet_id in packet_ids if packet_id in session.incoming]
         session.incoming.difference_update(known)
         self._unanswered = max(0, self._unanswered - len(known))
-        if len(known) == len(packet_ids):
-            self.outbox.put(encode_ack_run(PacketType.PUBCOMP, packet_ids))
+        if known and session.outlives:
+            assert self._place is not None
+            # With PUBCOMP the identifier is free: were it still taken after a crash, the client's next message with it
+            # would be answered as this one, and be lost.
+            self._place.hub.keep(session, lambda: self._tell_released(packet_ids, known))
         else:
+            self._tell_released(packet_ids, known)
+
+    def _tell_released(self, packet_ids: Sequence[int], known: Sequence[int]) -> None:
+        if len(known) == len(packet_ids):
+            self._tell(PacketType.PUBCOMP, packet_ids)
+        elif not self._ended:
             for packet_id in packet_ids:
                 found = packet_id in known
                 self._put(Pubcomp(packet_id, ReasonCode.SUCCESS if found else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
-        if known and session.outlives:
-            session.changed(False)
 
     # -- subscriptions --------------------------------------------------------------------------------------------
 

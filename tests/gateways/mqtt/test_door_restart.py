@@ -408,6 +408,27 @@ def test_kill_under_load_loses_nothing_and_qos_2_doubles_nothing(own_broker: Mqt
         assert not rest and found == list(range(total))
 
 
+def test_identifier_that_was_released_is_free_after_a_kill(own_broker: MqttBroker) -> None:
+    """Many clients take the lowest that is free: a new message with it is no repetition of the old one."""
+    with opened(own_broker, "reader", **LASTING) as reader:
+        reader.subscribe("t", qos=2)
+        reader.disconnect()
+    with opened(own_broker, "writer", **LASTING) as writer:
+        writer.send(Publish("t", b"first", QoS(2), packet_id=1))
+        writer.expect(Pubrec)
+        writer.send(Pubrel(1))
+        writer.expect(Pubcomp)
+        own_broker.kill()
+    own_broker.start()
+    with resumed(own_broker, "writer") as writer:
+        writer.send(Publish("t", b"second", QoS(2), packet_id=1))
+        writer.expect(Pubrec)
+        writer.send(Pubrel(1))
+        writer.expect(Pubcomp)
+    with resumed(own_broker, "reader") as reader:
+        assert reader.payloads(2) == [b"first", b"second"]
+
+
 def test_qos_2_reader_gets_each_message_once_through_kills(own_broker: MqttBroker) -> None:
     """The reader stores what it received before it says PUBREC, as the standard asks, and forgets it at PUBREL."""
     total = 300
