@@ -9,7 +9,7 @@ Answers are cached per key. Adding or removing a pattern drops the cached keys w
 others: the cached keys stand in a second trie, down which the pattern is walked.
 
 Invariants: a node without values has something below it (the root excepted); every cached key is in the index of
-cached keys and the other way round; the cache never holds more than `cached_keys_max` keys.
+cached keys and the other way round; the cache never holds more than `cached_keys_max` keys, and none that is long.
 Neighbours: gateways/delivery/routing.py (topic exchanges) and the MQTT door (subscriptions) above; nothing below.
 """
 
@@ -27,6 +27,9 @@ class Wildcard(Enum):
     ONE = "exactly one level"
     MANY = "any number of levels, none included"
 
+
+# Longer keys are searched for each time, so that what is cached is bounded in bytes too.
+CACHED_CHARS_MAX: Final = 256
 
 ONE: Final = Wildcard.ONE
 MANY: Final = Wildcard.MANY
@@ -244,7 +247,7 @@ class TopicTrie(Generic[V]):
         if values is None:
             words = self._language.words(key)
             values = self._search(words)
-            if self._cached_keys_max:
+            if self._cached_keys_max and len(key) <= CACHED_CHARS_MAX:
                 self._remember(key, words, values)
         return values
 

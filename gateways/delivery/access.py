@@ -21,6 +21,8 @@ from headrace.controller.patterns import compile_pattern, literal
 from headrace.controller.snapshot import Snapshot
 
 ANSWERS_MAX = 16_384
+# An answer about a longer key (MQTT's may have 64 KiB) is worked out each time: what is kept is bounded in bytes too.
+KEY_CHARS_MAX = 256
 DEFAULT_EXCHANGE_ALIAS = "amq.default"
 
 _WILDCARDS = frozenset("*#+")
@@ -94,6 +96,8 @@ class Access:
         found = self._snapshot.users.get(user)
         if found is None:
             return False
+        if len(routing_key) > KEY_CHARS_MAX:
+            return self._decide_key(user, vhost, exchange, operation, routing_key, client_id)
         key = (user, found.version, vhost, exchange, operation, routing_key, client_id)
         answer = self._key_answers.get(key)
         if answer is None:

@@ -40,7 +40,7 @@ from xxhash import xxh3_64_intdigest
 from headrace.controller.entities import DestinationKind
 from headrace.controller.errors import Invalid, NotFound
 from headrace.controller.table import EMPTY, Table
-from headrace.filtering.topics import AMQP, TopicTrie
+from headrace.filtering.topics import AMQP, CACHED_CHARS_MAX, TopicTrie
 
 Q = TypeVar("Q", bound=Hashable)
 
@@ -209,7 +209,8 @@ class Router(Generic[Q]):
         route = entered.cache.get(keys[0])
         if route is None:
             route = self._route(entered, keys, _Message(headers, properties))
-            if not route.reads_message:
+            # MQTT's keys may be far longer than AMQP's: those are routed each time, so the bound holds in bytes too.
+            if not route.reads_message and len(keys[0]) <= CACHED_CHARS_MAX:
                 # Full means start again: the keys in use are back at once, and no hit pays for an order of use.
                 if len(entered.cache) >= self._cached_keys_max:
                     entered.cache.clear()

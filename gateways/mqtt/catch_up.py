@@ -18,7 +18,7 @@ from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.core_log.storage.contract import Storage
-from headrace.gateways.mqtt.interest import Delivery, Interests, Plan, Topic
+from headrace.gateways.mqtt.interest import KNOWN_TOPIC_BYTES_MAX, Delivery, Interests, Plan, Topic
 from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Interest, Session
@@ -202,9 +202,11 @@ class CatchUp:
     def _plan(self, key: bytes) -> Plan:
         topic = self._topics.get(key)
         if topic is None:
-            if len(self._topics) >= TOPICS_MAX:
-                self._topics.clear()
-            topic = self._topics[key] = Topic(self._keys.topic_of(key))
+            topic = Topic(self._keys.topic_of(key))
+            if len(key) <= KNOWN_TOPIC_BYTES_MAX:
+                if len(self._topics) >= TOPICS_MAX:
+                    self._topics.clear()
+                self._topics[key] = topic
         return self._interests.plan(topic)
 
     def _feed_some(

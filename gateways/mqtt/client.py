@@ -28,6 +28,7 @@ from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.cutter import AckRun, Event, PacketCutter, PublishRun, Violation
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_packet
 from headrace.gateways.mqtt.hub import EXCHANGE, Hub
+from headrace.gateways.mqtt.interest import KNOWN_TOPIC_BYTES_MAX
 from headrace.gateways.mqtt.packets import (
     Auth,
     Connack,
@@ -550,7 +551,7 @@ class Client:
         allowed = access.may(self.user, self.vhost, Operation.WRITE, EXCHANGE) and access.may_use_key(
             self.user, self.vhost, EXCHANGE, Operation.WRITE, key, self.client_id
         )
-        if allowed:
+        if allowed and len(topic) <= KNOWN_TOPIC_BYTES_MAX:
             if len(self._allowed) >= 1024:
                 self._allowed.clear()
             self._allowed.add(topic)

@@ -26,7 +26,7 @@ from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import CatchUp, Translated
 from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.encoder import encode_publish_run, publish_first_byte
-from headrace.gateways.mqtt.interest import Delivery, Interests, Plan, Shape, Topic
+from headrace.gateways.mqtt.interest import KNOWN_TOPIC_BYTES_MAX, Delivery, Interests, Plan, Shape, Topic
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import PublishScans, encode_blob, encode_subscription_identifiers
 from headrace.gateways.mqtt.reasons import Version
@@ -174,7 +174,7 @@ class Hub:
                 return self.broker.fields_of(self.broker.restated(key, blob, attributes))[0]
 
             target = self.host.target(EXCHANGE, key, [key.decode("utf-8", "surrogateescape")], headers)
-            if target.route.reads_message:
+            if target.route.reads_message or len(key) > KNOWN_TOPIC_BYTES_MAX:
                 return target
             if len(self._targets) >= TOPICS_MAX:
                 self._targets.clear()
@@ -187,6 +187,8 @@ class Hub:
         topic = self._topics.get(key)
         if topic is None:
             topic = Topic(self.shared.keys.topic_of(key))
+            if len(key) > KNOWN_TOPIC_BYTES_MAX:
+                return topic
             if len(self._topics) >= TOPICS_MAX:
                 self._topics.clear()
             self._topics[key] = topic

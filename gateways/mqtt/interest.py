@@ -14,6 +14,8 @@ from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.session import Interest, Session
 
 PLANS_MAX = 16_384
+# Whoever keeps topics keeps no longer ones: what is kept for strangers is bounded in bytes too.
+KNOWN_TOPIC_BYTES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,6 +223,14 @@ def test_a_change_that_changes_nothing_drops_nothing() -> None:
     assert trie.cached_keys == ("a",)
 
 
+def test_long_keys_are_matched_and_not_kept() -> None:
+    trie: TopicTrie[int] = TopicTrie(MQTT)
+    trie.add(MQTT.pattern("a/#"), 1)
+    for length in (256, 257, 60_000):
+        assert trie.match("a/".ljust(length, "x")) == (1,)
+    assert [len(key) for key in trie.cached_keys] == [256]
+
+
 def test_cache_holds_no_more_keys_than_it_may() -> None:
     trie: TopicTrie[int] = TopicTrie(AMQP, cached_keys_max=10)
     for number in range(100):

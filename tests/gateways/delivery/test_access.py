@@ -118,6 +118,9 @@ def test_kept_answers_are_bounded_and_stay_right() -> None:
         assert access.may("ann", "/", WRITE, f"q{number}") == (number % 10 == 7)
         assert access.may_use_key("ann", "/", "t", WRITE, f"k{number}")
         assert len(access._answers) <= 10 and len(access._key_answers) <= 10
+    known = len(access._key_answers)
+    assert access.may_use_key("ann", "/", "t", WRITE, "k" * 60_000)
+    assert len(access._key_answers) == known
 
 
 def test_tags_include_each_other_as_in_rabbitmq() -> None:

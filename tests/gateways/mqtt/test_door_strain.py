@@ -1,0 +1,187 @@
+"""Clients that read nothing, acknowledge nothing, flood, or send the longest they may: short samples, over the wire.
+
+The broker's memory stays bounded and others are served.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headrace.gateways.mqtt.encoder import PINGREQ, encode_packet
+from headrace.gateways.mqtt.packets import Puback, Publish, Pubrec, QoS, Suback, Subscribe, Subscription
+from headrace.gateways.mqtt.reasons import ReasonCode, Version
+
+from .conftest import MqttBroker
+from .wire import Open, Wire
+
+MIB = 1024 * 1024
+
+# What is cached of the log for everybody is kept small, so that what one client costs can be seen.
+CONFIG = """
+[storage]
+tail_cache_bytes = "1MiB"
+"""
+
+
+@contextmanager
+def growth_below(broker: MqttBroker, limit_bytes: int) -> Iterator[None]:
+    before = broker.resident_bytes()
+    yield
+    grown = broker.resident_bytes() - before
+    assert grown < limit_bytes, f"{grown / MIB:.0f} MiB more"
+
+
+def publish_many(writer: Wire, topic: str, count: int, size: int) -> None:
+    """With QoS 1; returns when all are acknowledged."""
+    payload = bytes(size)
+    for start in range(0, count, 500):
+        writer.send(*[Publish(topic, payload, QoS(1), packet_id=number + 1) for number in range(start, start + 500)])
+        for _ in range(500):
+            writer.expect(Puback)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_client_that_reads_nothing_costs_little_and_gets_all_when_it_reads(
+    broker: MqttBroker, client: Open, name: str, qos: int
+) -> None:
+    slow, quick, writer = client(), client(), client()
+    slow.subscribe(name, qos=qos)
+    quick.subscribe(name, qos=qos)
+    count, size = 10_000, 4_096
+    # They are 40 MiB in all.
+    with growth_below(broker, 25 * MIB):
+        for _ in range(count // 500):
+            publish_many(writer, name, 500, size)
+            assert all(len(payload) == size for payload in quick.payloads(500))
+    assert all(len(payload) == size for payload in slow.payloads(count))
+
+
+def test_client_that_acknowledges_nothing_costs_its_window(broker: MqttBroker, client: Open, name: str) -> None:
+    silent, quick, writer = client(), client(), client()
+    silent.subscribe(name, qos=1)
+    quick.subscribe(name, qos=1)
+    # The window of a thousand is 4 MiB.
+    with growth_below(broker, 25 * MIB):
+        for _ in range(20):
+            publish_many(writer, name, 500, 4_096)
+            assert len(quick.payloads(500)) == 500
+    held = [one for one in silent.seen_all() if isinstance(one, Publish)]
+    assert len(held) == 1_000
+    silent.send(*[Puback(one.packet_id) for one in held])
+    assert len(silent.payloads(9_000)) == 9_000
+
+
+def test_flood_of_pings_is_answered_and_others_are_served(client: Open, name: str) -> None:
+    flooding, other = client(), client()
+    other.subscribe(name)
+    for _ in range(20):
+        flooding.send_octets(PINGREQ * 1_000)
+        other.publish(f"{name}/x", b"x", 1)
+        for _ in range(1_000):
+            flooding.receive()
+    other.ping()
+
+
+def test_flood_of_subscriptions_meets_a_limit(client: Open, name: str) -> None:
+    one, other = client(), client()
+    refused = 0
+    for start in range(0, 12_000, 1_000):
+        wanted = tuple(Subscription(f"{name}/{number}/+/#") for number in range(start, start + 1_000))
+        one.send(Subscribe(1 + start, wanted))
+        answer = one.expect(Suback)
+        refused += sum(reason is ReasonCode.QUOTA_EXCEEDED for reason in answer.reasons)
+    assert refused == 2_000
+    other.publish(f"{name}/5/a/b", b"x", 1)
+    assert one.payloads(1) == [b"x"]
+
+
+def test_very_many_topics_are_forgotten_again(broker: MqttBroker, client: Open, name: str) -> None:
+    writer, reader = client(), client()
+    reader.subscribe(f"{name}/#")
+    total = 70_000
+    # A first round fills what is bounded in entries.
+    for number in range(0, total, 1_000):
+        writer.send(*[Publish(f"{name}/first/{one}", b"x") for one in range(number, number + 1_000)])
+        assert len(reader.payloads(1_000)) == 1_000
+    with growth_below(broker, 30 * MIB):
+        for number in range(0, total, 1_000):
+            writer.send(*[Publish(f"{name}/second/{one}", b"x") for one in range(number, number + 1_000)])
+            assert len(reader.payloads(1_000)) == 1_000
+
+
+def test_longest_topics_are_not_kept(broker: MqttBroker, client: Open, name: str) -> None:
+    writer, reader = client(), client()
+    reader.subscribe(f"{name}/+")
+    # They are 60 MB in all.
+    with growth_below(broker, 25 * MIB):
+        for number in range(1_000):
+            writer.send(Publish(f"{name}/{number}-".ljust(60_000, "x"), b"x"))
+            assert reader.expect(Publish).payload == b"x"
+
+
+def test_deepest_topics_and_filters_are_matched(client: Open, name: str) -> None:
+    reader, writer = client(), client()
+    depth = 20_000
+    deep = f"{name}" + "/a" * depth
+    wild = f"{name}" + "/+" * depth
+    reader.subscribe(deep, qos=1)
+    reader.subscribe(wild, qos=1)
+    reader.subscribe(f"{name}" + "/+" * (depth - 1) + "/#", qos=1)
+    writer.publish(deep, b"deep", 1, retain=True)
+    assert reader.payloads(1) == [b"deep"]
+    late = client()
+    late.subscribe(wild, qos=1)
+    assert late.payloads(1) == [b"deep"]
+    writer.publish(deep, b"", 1, retain=True)
+    assert reader.payloads(1) == [b""]
+    reader.unsubscribe(deep, wild)
+    writer.publish(deep, b"again", 1)
+    assert reader.payloads(1) == [b"again"]
+
+
+def test_longest_client_identifiers_are_refused_one_by_one(wire: Open, client: Open) -> None:
+    other = client()
+    for number in range(50):
+        one = wire()
+        assert one.connect(f"{number}".ljust(65_535, "x")).reason is ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+        one.expect_end()
+    other.ping()
+
+
+def test_connect_larger_than_a_stranger_may_send_is_refused_by_its_head(wire: Open) -> None:
+    one = wire(Version.V3_1_1)
+    one.send_octets(b"\x10\xff\xff\xff\x7f")
+    one.expect_end()
+
+
+def test_second_connects_end_their_connection_alone(wire: Open, client: Open, name: str) -> None:
+    other = client()
+    for _ in range(50):
+        one = client()
+        one.send_octets(b"\x10\x10\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x03abc")
+        one.expect_disconnect(ReasonCode.PROTOCOL_ERROR)
+    other.ping()
+
+
+def test_connections_that_come_and_go_leave_nothing(broker: MqttBroker, client: Open, name: str) -> None:
+    def round_of(count: int) -> None:
+        for number in range(count):
+            with broker.wire() as one:
+                one.connect(f"{name}-{number % 7}")
+                one.subscribe(f"{name}/{number}/#", f"$share/g{number}/{name}", qos=1)
+                one.publish(f"{name}/other/{number}", b"x", 1)
+
+    round_of(100)
+    with growth_below(broker, 15 * MIB):
+        round_of(300)
+
+
+def test_qos_2_publishes_that_are_never_released_meet_the_receive_maximum(client: Open, name: str) -> None:
+    one = client(name, session_expiry_interval=300)
+    for number in range(1, 1_001):
+        one.send(Publish(name, b"x", QoS(2), packet_id=number))
+    for _ in range(1_000):
+        one.expect(Pubrec)
+    one.send_octets(encode_packet(Publish(name, b"x", QoS(2), packet_id=2_000), Version.V5))
+    one.expect_disconnect(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
