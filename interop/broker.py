@@ -1,8 +1,8 @@
-"""A broker for the programs of this folder: `headrace serve` as a process on a free loopback port. Driver: processes.
+"""A broker for the programs of this folder: `headrace serve` as a process on free loopback ports. Driver: processes.
 
     with Broker(folder) as broker:      # or running(), in a folder that goes with it
-        connect_to(broker.url)
-        broker.restart()                # kill -9, then the same data on the same port
+        connect_to(broker.url)          # or mqtt_url, ws_url
+        broker.restart()                # kill -9, then the same data on the same ports
 
 The end of the block is a clean stop. A broker that ended by itself, that ends with another status than 0, or that wrote
 a traceback to its log fails the program, whatever the client saw.
@@ -23,6 +23,7 @@ from typing import Self
 
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 60
+DOORS = ("amqp", "mqtt", "ws")
 
 
 class BrokerFailed(Exception):
@@ -33,13 +34,21 @@ class Broker:
     def __init__(self, folder: Path, *, arguments: Sequence[str] = ()) -> None:
         self.data = folder / "data"
         self.log_path = folder / "broker.log"
-        self.port = 0
+        self.ports = dict.fromkeys(DOORS, 0)
         self._arguments = list(arguments)
         self.process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
-        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+        return f"amqp://guest:guest@127.0.0.1:{self.ports['amqp']}/%2F"
+
+    @property
+    def mqtt_url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.ports['mqtt']}"
+
+    @property
+    def ws_url(self) -> str:
+        return f"ws://127.0.0.1:{self.ports['ws']}/mqtt"
 
     def __enter__(self) -> Self:
         self.start()
@@ -56,7 +65,7 @@ class Broker:
             raise self._failed("the broker wrote a traceback to its log")
 
     def start(self) -> None:
-        """Returns once it accepts connections. A second start takes the port of the first."""
+        """Returns once it accepts connections. A second start takes the ports of the first."""
         process = self.launch()
         # A broker that never gets ready is ended, and then its stdout is.
         watch = threading.Timer(START_SECONDS_MAX, process.kill)
@@ -66,18 +75,18 @@ class Broker:
             line = process.stdout.readline()
         finally:
             watch.cancel()
-        found = re.search(r"\bamqp=\S+:(\d+)", line)
-        if found is None:
+        found = {door: int(port) for door, port in re.findall(r"\b(\w+)=\S+:(\d+)", line)}
+        if found.keys() != self.ports.keys():
             self.kill()
             raise self._failed(f"the broker did not get ready: {line!r}")
-        self.port = int(found[1])
+        self.ports = found
 
     def launch(self) -> subprocess.Popen[str]:
         """Begins to start, and does not wait for it."""
         assert self.process is None, "the broker runs already"
-        others = [flag for door in ("mqtt", "ws", "http") for flag in (f"--{door}", "off")]
+        doors = [flag for door, port in self.ports.items() for flag in (f"--{door}", f"127.0.0.1:{port}")]
         command = [sys.executable, "-m", "headrace", "serve", "--data", str(self.data)]
-        command += ["--amqp", f"127.0.0.1:{self.port}", *others, *self._arguments]
+        command += [*doors, "--http", "off", *self._arguments]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ)

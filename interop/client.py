@@ -3,9 +3,9 @@
 A client is either driven by functions of ours (`Driven`: Python packages, and commands) or by a program in its own
 language (`Program`). Both say one by one what they have shown; what a run is silent about, it has not shown.
 
-A program is given the broker's URL in AMQP_URL and speaks lines on stdout: `shown <feature>` after each feature, and
-`restart` to have the broker killed and started again, which is answered with `restarted` on its stdin. It ends with
-status 0 when all went well; what it writes to stderr is shown when it did not.
+A program is given the broker's URLs in AMQP_URL, MQTT_URL and WS_URL, and speaks lines on stdout: `shown <feature>`
+after each feature, and `restart` to have the broker killed and started again, which is answered with `restarted` on its
+stdin. It ends with status 0 when all went well; what it writes to stderr is shown when it did not.
 """
 
 import importlib.metadata
@@ -53,6 +53,27 @@ class Feature(StrEnum):
     INSPECT = "inspect"
     EVENTS = "events"
     SUITE = "own-suite"
+    # MQTT
+    QOS_0 = "qos-0"
+    QOS_1 = "qos-1"
+    QOS_2 = "qos-2"
+    WILDCARDS = "wildcards"
+    RETAINED = "retained"
+    WILL = "will"
+    SESSION = "session"
+    TAKE_OVER = "take-over"
+    SHARED = "shared"
+    PROPERTIES = "properties"
+    TOPIC_ALIAS = "topic-alias"
+    KEEP_ALIVE = "keep-alive"
+    # AMQP meets MQTT
+    TO_MQTT = "to-mqtt"
+    TO_AMQP = "to-amqp"
+    REQUEST = "request"
+    RESPONSE = "response"
+    QOS = "qos"
+    TOPICS = "topics"
+    WORKER_DOWN = "worker-down"
 
 
 class NotInstalled(Exception):
@@ -115,7 +136,7 @@ class Program:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, broker: Broker, shown: Shown) -> None:
-        environ = {**os.environ, **self.environ, "AMQP_URL": broker.url}
+        environ = {**os.environ, **self.environ, **_urls(broker)}
         with TemporaryFile("w+") as notes, _started(self.command(), environ, notes) as process:
             said = self._listen(process, broker, notes, shown)
             status = process.wait()
@@ -141,6 +162,10 @@ class Program:
                     notes.write(line)
                     notes.flush()
         return said
+
+
+def _urls(broker: Broker) -> dict[str, str]:
+    return {"AMQP_URL": broker.url, "MQTT_URL": broker.mqtt_url, "WS_URL": broker.ws_url}
 
 
 def _tell(stdin: IO[str], line: str) -> None:
