@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from interop.ports import free_ports
+
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 60
 DOORS = ("amqp", "mqtt", "ws")
@@ -34,7 +36,7 @@ class Broker:
     def __init__(self, folder: Path, *, arguments: Sequence[str] = ()) -> None:
         self.data = folder / "data"
         self.log_path = folder / "broker.log"
-        self.ports = dict.fromkeys(DOORS, 0)
+        self.ports = dict(zip(DOORS, free_ports(len(DOORS)), strict=True))
         self._arguments = list(arguments)
         self.process: subprocess.Popen[str] | None = None
 
@@ -65,7 +67,7 @@ class Broker:
             raise self._failed("the broker wrote a traceback to its log")
 
     def start(self) -> None:
-        """Returns once it accepts connections. A second start takes the ports of the first."""
+        """Returns once it accepts connections. Every start takes the same ports."""
         process = self.launch()
         # A broker that never gets ready is ended, and then its stdout is.
         watch = threading.Timer(START_SECONDS_MAX, process.kill)
@@ -76,10 +78,9 @@ class Broker:
         finally:
             watch.cancel()
         found = {door: int(port) for door, port in re.findall(r"\b(\w+)=\S+:(\d+)", line)}
-        if found.keys() != self.ports.keys():
+        if found != self.ports:
             self.kill()
             raise self._failed(f"the broker did not get ready: {line!r}")
-        self.ports = found
 
     def launch(self) -> subprocess.Popen[str]:
         """Begins to start, and does not wait for it."""
