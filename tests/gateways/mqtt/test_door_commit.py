@@ -1,0 +1,198 @@
+"""What a client is told only once the disk has it: a node whose disk can be made to wait. Over the wire, in process."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from headrace.config import load_config
+from headrace.core_log.env import Worker
+from headrace.core_log.real import real_env
+from headrace.gateways.mqtt.cutter import AckRun, PacketCutter, PublishRun, Violation
+from headrace.gateways.mqtt.encoder import encode_packet
+from headrace.gateways.mqtt.packets import (
+    Connack,
+    Connect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Puback,
+    Publish,
+    Pubrec,
+    Pubrel,
+    QoS,
+    Suback,
+    Subscribe,
+    Subscription,
+)
+from headrace.gateways.mqtt.properties import Properties
+from headrace.gateways.mqtt.reasons import Version
+from headrace.node import run_node
+
+T = TypeVar("T")
+
+
+class Gate:
+    """A worker that does nothing while it is shut: no sync begins."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._open = trio.Event()
+        self._open.set()
+
+    def shut(self) -> None:
+        self._open = trio.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        await self._open.wait()
+        return await self._worker.run(call)
+
+
+class Client:
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._cutter = PacketCutter(from_client=False, version=Version.V5)
+        self._came: list[Packet] = []
+
+    async def send(self, *packets: Packet) -> None:
+        await self._stream.send_all(b"".join([encode_packet(one, Version.V5) for one in packets]))
+
+    async def receive(self) -> Packet:
+        while not self._came:
+            data = await self._stream.receive_some()
+            assert data, "the broker closed the connection"
+            for event in self._cutter.receive(data):
+                assert not isinstance(event, Violation | PublishRun | AckRun)
+                self._came.append(event)
+        return self._came.pop(0)
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+    async def seen(self) -> list[Packet]:
+        """What came before the answer to a ping."""
+        await self.send(Pingreq())
+        found: list[Packet] = []
+        while not isinstance(one := await self.receive(), Pingresp):
+            found.append(one)
+        return found
+
+
+class House:
+    def __init__(self, gate: Gate, port: int) -> None:
+        self.gate = gate
+        self._port = port
+        self._clients: list[Client] = []
+
+    async def client(self, client_id: str = "", *, lasting: bool = False) -> Client:
+        client = Client(await trio.open_tcp_stream("127.0.0.1", self._port))
+        self._clients.append(client)
+        expiry = 300 if lasting else 0
+        await client.send(Connect(client_id, properties=Properties(session_expiry_interval=expiry)))
+        assert isinstance(await client.receive(), Connack)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+    async def reader(self, topic: str, *, lasting: bool = False) -> Client:
+        client = await self.client("reader", lasting=lasting)
+        await client.send(Subscribe(1, (Subscription(topic, QoS(2)),)))
+        assert isinstance(await client.receive(), Suback)
+        return client
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[House]:
+    data = folder / "data"
+    data.mkdir()
+    off = {f"doors.{name}": "off" for name in ("amqp", "ws", "http")}
+    config = load_config(None, {}, off | {"doors.mqtt": "127.0.0.1:0", "node.data": str(data)})
+    env = real_env(data)
+    gate = Gate(env.worker)
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        doors = await nursery.start(partial(run_node, config, replace(env, worker=gate), stop=stop))
+        house = House(gate, doors["mqtt"].port)
+        yield house
+        gate.open()
+        await house.close()
+        stop.set()
+
+
+async def test_puback_and_pubrec_come_when_the_message_is_committed(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        for lasting in (False, True):
+            writer = await house.client(f"writer-{lasting}", lasting=lasting)
+            # The log's files are made by the first message.
+            await writer.send(Publish("t", b"first", QoS(1), packet_id=9))
+            assert await writer.receive() == Puback(9)
+            house.gate.shut()
+            await writer.send(Publish("t", b"1", QoS(1), packet_id=1), Publish("t", b"2", QoS(2), packet_id=2))
+            assert await writer.seen() == []
+            house.gate.open()
+            assert {type(await writer.receive()), type(await writer.receive())} == {Puback, Pubrec}
+
+
+async def test_repeated_qos_2_publish_is_not_answered_before_the_first_is_committed(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        writer = await house.client("writer", lasting=True)
+        house.gate.shut()
+        await writer.send(Publish("t", b"x", QoS(2), packet_id=2))
+        assert await writer.seen() == []
+        await writer.send(Publish("t", b"x", QoS(2), dup=True, packet_id=2))
+        assert await writer.seen() == []
+        house.gate.open()
+        assert [await writer.receive(), await writer.receive()] == [Pubrec(2), Pubrec(2)]
+
+
+async def test_subscription_of_a_lasting_session_is_acknowledged_when_it_is_kept(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        reader = await house.client("reader", lasting=True)
+        house.gate.shut()
+        await reader.send(Subscribe(1, (Subscription("t"),)))
+        assert await reader.seen() == []
+        house.gate.open()
+        assert isinstance(await reader.receive(), Suback)
+
+
+async def test_pubrel_comes_when_it_is_kept_that_the_client_has_the_message(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        reader, writer = await house.reader("t", lasting=True), await house.client()
+        await writer.send(Publish("t", b"x", QoS(2), packet_id=2))
+        assert await writer.receive() == Pubrec(2)
+        message = await reader.receive()
+        assert isinstance(message, Publish)
+        house.gate.shut()
+        await reader.send(Pubrec(message.packet_id))
+        assert await reader.seen() == []
+        house.gate.open()
+        assert await reader.receive() == Pubrel(message.packet_id)
+
+
+async def test_lasting_session_gets_a_message_when_it_is_committed_and_another_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        lasting, writer = await house.reader("t", lasting=True), await house.client()
+        passing = await house.client("passing")
+        await passing.send(Subscribe(1, (Subscription("t", QoS(1)),)))
+        assert isinstance(await passing.receive(), Suback)
+        await writer.send(Publish("t", b"first", QoS(1), packet_id=9))
+        assert await writer.receive() == Puback(9)
+        for client in (lasting, passing):
+            assert isinstance(await client.receive(), Publish)
+        house.gate.shut()
+        await writer.send(Publish("t", b"x", QoS(1), packet_id=1))
+        found = await passing.receive()
+        assert isinstance(found, Publish) and found.payload == b"x"
+        assert await lasting.seen() == []
+        house.gate.open()
+        found = await lasting.receive()
+        assert isinstance(found, Publish) and found.payload == b"x"
