@@ -584,11 +584,30 @@ class Client:
             self._append(session, run)
         elif run.qos == 1:
             self._count_unanswered(len(run.packet_ids))
-            self._answer(run.packet_ids, PacketType.PUBACK, self._append(session, run))
+            refused: list[int] = []
+            reached = self._append(session, run, refused)
+            packet_ids: Sequence[int] = run.packet_ids
+            if refused:
+                full = self._refuse_full(run, refused)
+                packet_ids = [packet_id for packet_id in packet_ids if packet_id not in full]
+                self._unanswered -= len(full)
+            self._answer(packet_ids, PacketType.PUBACK, reached)
         else:
             self._publish_once(session, run)
 
-    def _append(self, session: Session, run: PublishRun) -> int | None:
+    def _refuse_full(self, run: PublishRun, refused: Sequence[int]) -> set[int]:
+        """A queue with reject-publish is full; returns the identifiers of what it did not take."""
+        error = MqttError(ReasonCode.QUOTA_EXCEEDED, "a queue is full and refused the message")
+        if self.version is not Version.V5:
+            raise error
+        full = {run.packet_ids[place] for place in refused}
+        kind = Puback if run.qos == 1 else Pubrec
+        properties = Properties(reason_string=error.text) if self._problem_information else NO_PROPERTIES
+        for packet_id in full:
+            self._put(kind(packet_id, error.code, properties))
+        return full
+
+    def _append(self, session: Session, run: PublishRun, refused: list[int] | None = None) -> int | None:
         assert self._place is not None
         return self._place.hub.publish(
             run.topics,
@@ -598,6 +617,7 @@ class Client:
             retain=run.retain,
             version=self.version,
             origin=session.origin,
+            refused=refused,
         )
 
     def _refuse_some(self, session: Session, run: PublishRun, error: MqttError) -> None:
@@ -628,14 +648,21 @@ class Client:
 
     def _publish_once(self, session: Session, run: PublishRun) -> None:
         """[MQTT-4.3.3] A second PUBLISH with an identifier that was not released is the same message."""
-        incoming, packet_ids = session.incoming, run.packet_ids
+        incoming = session.incoming
+        packet_ids: Sequence[int] = run.packet_ids
         fresh = run
         if not incoming.isdisjoint(packet_ids) or len(set(packet_ids)) < len(packet_ids):
             fresh = _only(run, incoming)
         if fresh.packet_ids:
             self._count_unanswered(len(fresh.packet_ids))
-            self._append(session, fresh)
+            refused: list[int] = []
+            self._append(session, fresh, refused)
             incoming.update(fresh.packet_ids)
+            if refused:
+                full = self._refuse_full(fresh, refused)
+                incoming -= full
+                packet_ids = [packet_id for packet_id in packet_ids if packet_id not in full]
+                self._unanswered -= len(full)
         assert self._place is not None
         hub = self._place.hub
         # What came before may still be on its way to the disk: whoever asks again is answered when it is there.

@@ -21,6 +21,7 @@ from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SH
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.delay.wheel import Timer
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.vhost import Target, VirtualHost
 from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import CatchUp, Translated
@@ -59,6 +60,8 @@ class Shared:
     to_mqtt: Callable[[bytes], Translated]
     sessions_log: PartitionLog
     retained_log: PartitionLog
+    # Whether a user may publish in a vhost to a topic, as a client of this identifier.
+    may_publish: Callable[[str, str, str, str], bool]
     # What $SYS/broker/version says.
     version: str = "headrace"
 
@@ -122,13 +125,35 @@ class Hub:
         retain: bool,
         version: Version,
         origin: int = 0,
+        refused: list[int] | None = None,
     ) -> int | None:
-        """Append messages; returns the offset that a commit must pass before they may be acknowledged."""
+        """Append messages; returns the offset that a commit must pass before they may be acknowledged.
+
+        `refused` gets the places of those that a full queue did not take (reject-publish); everybody else has them.
+        """
         vocabulary = Vocabulary.MQTT_5 if version is Version.V5 else Vocabulary.MQTT_3
         attributes = int(vocabulary) | qos << QOS_SHIFT | (RETAIN if retain else 0) | (PERSISTENT if qos else 0)
         keys = self.shared.keys.keys_of(topics)
         reached: int | None = None
         for first, last, target, expiry_us in self._groups(keys, blobs, attributes):
+            if target.byte_limits:
+                for index in range(first, last):
+                    full = [queue for queue in target.byte_limits if not queue.admits(1, len(payloads[index]))]
+                    reached = self.broker.publish(
+                        _without(target, full) if full else target,
+                        blobs[index : index + 1],
+                        payloads[index : index + 1],
+                        attributes=attributes,
+                        expiry_us=expiry_us,
+                        keys=keys[index : index + 1],
+                        origin=origin,
+                    )
+                    for queue in full:
+                        restated = self.broker.restated(keys[index], blobs[index], attributes)
+                        self.broker.refuse(self.host, queue, target, restated, payloads[index])
+                    if full and refused is not None:
+                        refused.append(index)
+                continue
             whole = last - first == len(keys)
             reached = self.broker.publish(
                 target,
@@ -513,6 +538,12 @@ class Hub:
         will, session.will = session.will, None
         if will is None:
             return
+        if session.outlives:
+            self._changed(session, False)
+        # Rights may have been taken since CONNECT (M7).
+        if not self.shared.may_publish(session.user, self.host.name, will.topic, session.client_id):
+            _log.warning("a will was not published: its client may no longer", extra={"client": session.client_id})
+            return
         blob = encode_blob(replace(will.properties, will_delay_interval=None))
         try:
             self.publish(
@@ -526,8 +557,6 @@ class Hub:
             )
         except HeadraceError as error:
             _log.warning("a will was not published: %s", error, extra={"client": session.client_id})
-        if session.outlives:
-            self._changed(session, False)
         self.broker.on_ready()
 
     def _cancel_timer(self, timers: dict[Session, Timer[Callable[[], None]]], session: Session) -> None:
@@ -679,6 +708,11 @@ class Hub:
             if session.outlives:
                 self._dirty[session] = True
         self.write_states()
+
+
+def _without(target: Target, full: Sequence[Queue]) -> Target:
+    left = tuple(queue for queue in target.queues if queue not in full)
+    return Target(target.exchange, target.key, target.route, target.log, left)
 
 
 def _identifiers(interest: Interest, version: Version) -> bytes:

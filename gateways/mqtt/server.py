@@ -13,7 +13,7 @@ from headrace.controller.changes import Change, DeletePermission, DeleteUser, De
 from headrace.controller.snapshot import Snapshot
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import QOS_MASK, QOS_SHIFT
-from headrace.gateways.delivery.access import Access
+from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits
@@ -24,7 +24,7 @@ from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import Translated
 from headrace.gateways.mqtt.client import Client
 from headrace.gateways.mqtt.config import MqttConfig
-from headrace.gateways.mqtt.hub import COMPACTED, Hub, Shared
+from headrace.gateways.mqtt.hub import COMPACTED, EXCHANGE, Hub, Shared
 from headrace.gateways.mqtt.properties import PublishScans
 from headrace.gateways.mqtt.reasons import ReasonCode
 from headrace.gateways.mqtt.retained import Retained
@@ -81,6 +81,7 @@ class MqttDoor:
             to_mqtt,
             broker.private_log(state.SESSIONS_NAME, COMPACTED),
             broker.private_log(state.RETAINED_NAME, COMPACTED),
+            self._may_publish,
             version,
         )
         broker.metadata.listen(self._metadata_changed)
@@ -128,6 +129,12 @@ class MqttDoor:
                     found.append((vhost, topic, message))
             offset = int(runs[-1].batch.next_offset)
         return found
+
+    def _may_publish(self, user: str, vhost: str, topic: str, client_id: str) -> bool:
+        key = self.keys.key_of(topic.encode()).decode("utf-8", "surrogateescape")
+        return self.access.may(user, vhost, Operation.WRITE, EXCHANGE) and self.access.may_use_key(
+            user, vhost, EXCHANGE, Operation.WRITE, key, client_id
+        )
 
     # -- as its clients see it ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.gateways.amqp.serving import Reader
 
 from headrace.gateways.mqtt.packets import Publish, QoS, Will
-from headrace.gateways.mqtt.reasons import Version
+from headrace.gateways.mqtt.reasons import ReasonCode, Version
 
 from .conftest import MqttBroker
 from .wire import Open
@@ -180,6 +180,47 @@ def test_will_reaches_a_queue(client: Open, channel: BlockingChannel, name: str)
     client(name, will=Will(f"{name}/will", b"gone", QoS(1))).cut()
     assert reader.bodies(1) == [b"gone"]
     reader.ack()
+
+
+LIMITED = {"x-max-length": 2, "x-overflow": "reject-publish"}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_full_queue_that_rejects_publishes_is_told_to_the_publisher(
+    client: Open, channel: BlockingChannel, name: str, qos: int
+) -> None:
+    bound(channel, name, f"{name}.#", LIMITED)
+    reader, writer = client(), client()
+    reader.subscribe(f"{name}/#", qos=qos)
+    answers = [writer.publish(f"{name}/a", b"%d" % number, qos) for number in range(4)]
+    assert answers == [ReasonCode.SUCCESS] * 2 + [ReasonCode.QUOTA_EXCEEDED] * 2
+    # As with AMQP, whoever else matches has them all the same.
+    assert len(reader.payloads(4)) == 4
+    assert Reader(channel, name).bodies(2) == [b"0", b"1"]
+
+
+def test_full_queue_that_rejects_publishes_ends_a_connection_of_3_1_1(
+    client: Open, channel: BlockingChannel, name: str
+) -> None:
+    bound(channel, name, f"{name}.#", LIMITED)
+    writer = client(version=Version.V3_1_1)
+    for _ in range(2):
+        writer.publish(f"{name}/a", b"x", 1)
+    writer.send(Publish(f"{name}/a", b"x", QoS(1), packet_id=9))
+    writer.expect_end()
+
+
+def test_full_queue_may_send_what_it_rejects_to_its_dead_letters(
+    client: Open, channel: BlockingChannel, name: str
+) -> None:
+    channel.queue_declare(f"{name}-dead", durable=True)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
+    bound(channel, name, f"{name}.#", LIMITED | {"x-overflow": "reject-publish-dlx"} | arguments)
+    writer = client()
+    for number in range(3):
+        writer.publish(f"{name}/a", b"%d" % number, 1, content_type="text/plain")
+    ((_method, properties, body),) = Reader(channel, f"{name}-dead").wait(1)
+    assert (body, properties.content_type) == (b"2", "text/plain")
 
 
 # -- AMQP to MQTT -----------------------------------------------------------------------------------------------------

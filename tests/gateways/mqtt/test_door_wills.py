@@ -6,7 +6,21 @@ from headrace.gateways.mqtt.packets import QoS, Will
 from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import ReasonCode, Version
 
+from .conftest import MqttBroker
 from .wire import Open, wait_seconds
+
+CONFIG = """
+[[users]]
+name = "mortal"
+password = "secret"
+
+[[permissions]]
+user = "mortal"
+vhost = "/"
+configure = ".*"
+write = ".*"
+read = ".*"
+"""
 
 both_versions = pytest.mark.parametrize("version", [Version.V3_1_1, Version.V5], ids=lambda one: one.name)
 
@@ -134,4 +148,14 @@ def test_will_of_the_newest_connection_counts(client: Open, name: str) -> None:
     client(name, will=Will(f"{name}/will", b"second"), **kept).cut()
     assert reader.payloads(1) == [b"second"]
     client(name, **kept).cut()
+    reader.expect_nothing()
+
+
+def test_will_of_a_user_who_lost_the_right_is_not_published(broker: MqttBroker, client: Open, name: str) -> None:
+    reader = client()
+    reader.subscribe(f"{name}/will")
+    will = Will(f"{name}/will", b"gone", properties=Properties(will_delay_interval=1))
+    client(name, user="mortal", password=b"secret", session_expiry_interval=300, will=will).cut()
+    broker.reload(CONFIG.replace('write = ".*"', 'write = "^$"'))
+    wait_seconds(client(), name, 2)
     reader.expect_nothing()
