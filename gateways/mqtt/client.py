@@ -668,8 +668,11 @@ class Client:
         # What came before may still be on its way to the disk: whoever asks again is answered when it is there.
         reached = int(hub.log.end)
         if session.outlives:
-            # With the message in one group: after a crash both are there or none is (M1).
-            hub.keep(session, lambda: self._answer(packet_ids, PacketType.PUBREC, reached))
+            # With the message in one group: after a crash both are there or none is (M1). Both are asked for now: when
+            # one of them is safe, the other log may have been asked by others for what came later.
+            safe = _when_called_twice(lambda: self._tell(PacketType.PUBREC, packet_ids))
+            hub.log.when_committed(reached, safe)
+            hub.keep(session, safe)
         else:
             self._answer(packet_ids, PacketType.PUBREC, reached)
 
@@ -907,6 +910,18 @@ def _unexplained(packet: Packet) -> Packet:
             return replace(packet, properties=replace(packet.properties, reason_string=None, user_properties=()))
         case _:
             return packet
+
+
+def _when_called_twice(done: Callable[[], None]) -> Callable[[], None]:
+    calls = 0
+
+    def called() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            done()
+
+    return called
 
 
 def _only(run: PublishRun, known: set[int]) -> PublishRun:

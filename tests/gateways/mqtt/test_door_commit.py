@@ -154,6 +154,27 @@ async def test_repeated_qos_2_publish_is_not_answered_before_the_first_is_commit
         assert [await writer.receive(), await writer.receive()] == [Pubrec(2), Pubrec(2)]
 
 
+async def test_lasting_qos_2_publisher_waits_for_two_logs_beside_others_who_wait_for_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        exact, other = await house.client("exact", lasting=True), await house.client()
+        reader = await house.client("reader", lasting=True)
+        await other.send(Publish("t", b"first", QoS(1), packet_id=9))
+        assert await other.receive() == Puback(9)
+        house.gate.shut()
+        # This one is being synced, and all that follows is the next group, the log of sessions first in it.
+        await other.send(Publish("t", b"0", QoS(1), packet_id=1))
+        assert await other.seen() == []
+        await reader.send(Subscribe(1, (Subscription("t"),)))
+        assert await reader.seen() == []
+        await exact.send(Publish("t", b"1", QoS(2), packet_id=1))
+        assert await exact.seen() == []
+        await other.send(Publish("t", b"2", QoS(1), packet_id=2))
+        assert await other.seen() == []
+        house.gate.open()
+        assert await exact.receive() == Pubrec(1)
+        assert [await other.receive(), await other.receive()] == [Puback(1), Puback(2)]
+
+
 async def test_subscription_of_a_lasting_session_is_acknowledged_when_it_is_kept(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         reader = await house.client("reader", lasting=True)
