@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pika
+from interop.ports import free_ports
 from pika.exceptions import AMQPError
 
 START_SECONDS_MAX = 60
@@ -37,7 +38,8 @@ class RunningBroker:
         self.folder = folder
         self.data = folder / "data"
         self.log_path = folder / "broker.log"
-        self.port = 0
+        # One that nobody else is given while the broker is down.
+        (self.port,) = free_ports(1)
         # Of every open door, by its name.
         self.ports: dict[str, int] = {}
         self.process: subprocess.Popen[str] | None = None
@@ -65,7 +67,7 @@ class RunningBroker:
         return self.process.pid
 
     def start(self) -> None:
-        """Returns once it accepts connections. A second start takes the port of the first."""
+        """Returns once it accepts connections. Every start takes the same port."""
         assert self.process is None, "the broker runs already"
         others = [flag for door in ("mqtt", "ws", "http") for flag in (f"--{door}", "off")]
         command = [sys.executable, "-m", "headrace", "serve", "--data", str(self.data)]

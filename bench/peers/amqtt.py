@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bench.peers.peer import NotInstalled, Running, answers, free_ports, private_directory, process
+from interop.ports import free_ports
+
+from bench.peers.peer import NotInstalled, Running, answers, private_directory, process
 
 PACKAGE = "amqtt"
 

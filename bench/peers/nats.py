@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bench.peers.peer import Running, answers, debian_version, free_ports, private_directory, process, program
+from interop.ports import free_ports
+
+from bench.peers.peer import Running, answers, debian_version, private_directory, process, program
 
 PACKAGE = "nats-server"
 

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from interop.ports import free_ports
+
 from bench.peers.peer import (
     NotInstalled,
     Running,
     accepts,
     answers,
     debian_version,
-    free_ports,
     private_directory,
     process,
     program,

@@ -642,8 +642,10 @@ class Broker:
             )
         except DiskFull:
             # Some may have been taken, and will count as published when they are sent again.
-            for run in log.read(before, end=log.end):
-                self._arrived(target, log, run, expiry_us)
+            while before < log.end:
+                for run in log.read(before, end=log.end):
+                    self._arrived(target, log, run, expiry_us)
+                    before = run.batch.next_offset
             raise
         for one in appended:
             if one.run is not None:

@@ -111,10 +111,6 @@ def test_a_program_that_ignores_being_asked_is_killed_with_its_children(
         os.sched_yield()
 
 
-def test_free_ports_are_distinct() -> None:
-    assert len(set(peer.free_ports(20))) == 20
-
-
 def test_headrace_is_up_when_its_ready_line_says_so() -> None:
     with Headrace("amqp", command=[sys.executable, "-c", SERVE]).start() as running:
         assert (running.name, running.proto) == ("headrace", "amqp")

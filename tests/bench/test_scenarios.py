@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from bench import scenarios
-from bench.peers.peer import Running, free_ports
+from bench.peers.peer import Running
 from bench.scenarios import BY_NAME, SCENARIOS, Kind, Scenario
+from interop.ports import free_ports
 
 ROOT = Path(__file__).parent.parent.parent
 
