@@ -7,16 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 import trio
 
 from headrace.config import load_config
 from headrace.core_log.env import Worker
+from headrace.core_log.errors import DiskFull
 from headrace.core_log.real import real_env
+from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.mqtt.cutter import AckRun, PacketCutter, PublishRun, Violation
 from headrace.gateways.mqtt.encoder import encode_packet
 from headrace.gateways.mqtt.packets import (
     Connack,
     Connect,
+    Disconnect,
     Packet,
     Pingreq,
     Pingresp,
@@ -30,7 +34,7 @@ from headrace.gateways.mqtt.packets import (
     Subscription,
 )
 from headrace.gateways.mqtt.properties import Properties
-from headrace.gateways.mqtt.reasons import Version
+from headrace.gateways.mqtt.reasons import ReasonCode, Version
 from headrace.node import run_node
 
 T = TypeVar("T")
@@ -56,13 +60,14 @@ class Gate:
 
 
 class Client:
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, version: Version) -> None:
         self._stream = stream
-        self._cutter = PacketCutter(from_client=False, version=Version.V5)
+        self._version = version
+        self._cutter = PacketCutter(from_client=False, version=version)
         self._came: list[Packet] = []
 
     async def send(self, *packets: Packet) -> None:
-        await self._stream.send_all(b"".join([encode_packet(one, Version.V5) for one in packets]))
+        await self._stream.send_all(b"".join([encode_packet(one, self._version) for one in packets]))
 
     async def receive(self) -> Packet:
         while not self._came:
@@ -72,6 +77,9 @@ class Client:
                 assert not isinstance(event, Violation | PublishRun | AckRun)
                 self._came.append(event)
         return self._came.pop(0)
+
+    async def expect_end(self) -> None:
+        assert not self._came and await self._stream.receive_some() == b""
 
     async def close(self) -> None:
         await self._stream.aclose()
@@ -91,11 +99,11 @@ class House:
         self._port = port
         self._clients: list[Client] = []
 
-    async def client(self, client_id: str = "", *, lasting: bool = False) -> Client:
-        client = Client(await trio.open_tcp_stream("127.0.0.1", self._port))
+    async def client(self, client_id: str = "", *, lasting: bool = False, version: Version = Version.V5) -> Client:
+        client = Client(await trio.open_tcp_stream("127.0.0.1", self._port), version)
         self._clients.append(client)
         expiry = 300 if lasting else 0
-        await client.send(Connect(client_id, properties=Properties(session_expiry_interval=expiry)))
+        await client.send(Connect(client_id, version, properties=Properties(session_expiry_interval=expiry)))
         assert isinstance(await client.receive(), Connack)
         return client
 
@@ -217,3 +225,26 @@ async def test_lasting_session_gets_a_message_when_it_is_committed_and_another_a
         house.gate.open()
         found = await lasting.receive()
         assert isinstance(found, Publish) and found.payload == b"x"
+
+
+async def test_disk_that_is_full_ends_the_connection_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alarm stops publishers before it comes to that; where it does not, nothing is acknowledged."""
+
+    def full(*_values: object, **_named: object) -> None:
+        raise DiskFull("no space left")
+
+    async with running(tmp_path) as house:
+        five, three = await house.client(), await house.client(version=Version.V3_1_1)
+        with monkeypatch.context() as patched:
+            patched.setattr(Broker, "publish", full)
+            for client in (five, three):
+                await client.send(Publish("t", b"x", QoS(1), packet_id=1))
+            found = await five.receive()
+            assert isinstance(found, Disconnect) and found.reason is ReasonCode.QUOTA_EXCEEDED
+            for client in (five, three):
+                await client.expect_end()
+        again = await house.client()
+        await again.send(Publish("t", b"x", QoS(1), packet_id=1))
+        assert await again.receive() == Puback(1)

@@ -180,6 +180,12 @@ def test_reason_of_a_refusal_that_would_not_fit_is_left_out(wire: Open) -> None:
         one.expect_end()
 
 
+def test_client_that_takes_no_connack_gets_the_end(wire: Open) -> None:
+    one = wire()
+    one.send(Connect("", V5, properties=Properties(maximum_packet_size=4)))
+    one.expect_end()
+
+
 @both_versions
 def test_right_password_is_accepted(client: Open, version: Version) -> None:
     client("", version, user="guest", password=b"guest").ping()

@@ -1,11 +1,13 @@
 """Shared subscriptions: who of a group gets a message, and what becomes of it when its member goes. Over the wire."""
 
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 from tests.running_broker import eventually
 
 from headrace.gateways.mqtt.packets import Puback, Publish, Pubrec, QoS, Subscription
 from headrace.gateways.mqtt.reasons import ReasonCode, Version
 
+from .conftest import MqttBroker
 from .wire import Open, Wire
 
 both_versions = pytest.mark.parametrize("version", [Version.V3_1_1, Version.V5], ids=lambda one: one.name)
@@ -137,6 +139,30 @@ def test_messages_of_a_lasting_member_go_to_another_when_its_session_ends(client
     first = other.payloads(2)
     client(name, clean_start=True)
     assert sorted(first + other.payloads(2)) == sorted(sent)
+
+
+def test_group_of_lasting_members_ends_with_the_last_session(broker: MqttBroker, client: Open, name: str) -> None:
+    """Else it would go on gathering what nobody will ever get."""
+    queue = f"$share/{name}/{name}"
+
+    def is_there() -> bool:
+        channel = broker.connect().channel()
+        try:
+            channel.queue_declare(queue, passive=True)
+        except ChannelClosedByBroker as error:
+            assert error.reply_code == 404
+            return False
+        return True
+
+    for number in range(2):
+        one = client(f"{name}-{number}", session_expiry_interval=300)
+        one.subscribe(queue, qos=1)
+        one.disconnect()
+    assert is_there()
+    client(f"{name}-0", clean_start=True)
+    assert is_there()
+    client(f"{name}-1", clean_start=True)
+    eventually(lambda: not is_there())
 
 
 def test_group_goes_on_without_its_sleeping_members(client: Open, name: str) -> None:
