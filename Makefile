@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 ARGS ?=
+SECONDS_EACH ?= 60
 # `python3 -m venv` needs python3-venv on Debian; without pip it does not, and the outer pip can serve the inner Python.
 PIP := $(PYTHON) -m pip --disable-pip-version-check --python $(BIN)/python
 ROOMS := core_log filtering delay controller gateways spark
@@ -59,8 +60,9 @@ crash: $(VENV)/dev
 mutants: $(VENV)/dev
 	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
 
-fuzz: $(VENV)/dev
-	$(call not_yet,hostile bytes for each parser)
+# Hostile octets for each parser, SECONDS of them each.
+fuzz: $(VENV)/fuzz
+	$(call part,fuzz,for target in tests/fuzz/*.py; do echo "$$target"; $(BIN)/python $$target -max_total_time=$(SECONDS_EACH) -print_final_stats=1 $(ARGS); done)
 
 sim: $(VENV)/dev
 	$(call not_yet,the seeded cluster arrives with the cluster)
@@ -77,6 +79,10 @@ $(BIN)/python:
 
 $(VENV)/base: pyproject.toml | $(BIN)/python
 	$(PIP) install -q -e .
+	@touch $@
+
+$(VENV)/fuzz: $(VENV)/dev
+	$(PIP) install -q -e '.[fuzz]'
 	@touch $@
 
 $(VENV)/dev: pyproject.toml | $(BIN)/python
