@@ -36,7 +36,7 @@ from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Piece, Session
 from headrace.gateways.mqtt.sys_topics import PREFIX, Figures, SysTopics
 from headrace.gateways.mqtt.tally import Tally
-from headrace.gateways.mqtt.topics import is_shared
+from headrace.gateways.mqtt.topics import filter_matches, is_shared
 
 _log = logging.getLogger(__name__)
 
@@ -699,6 +699,15 @@ class Hub:
         if batch.attributes.at(index) & PROTOCOL_MASK == Vocabulary.AMQP:
             blob = self.shared.to_mqtt(blob).blob
         topic = self.shared.keys.topic_of(batch.keys[index])
+        # [MQTT-3.3.4-3] It comes with the same identifiers as the first time.
+        name = topic.decode()
+        identifiers = {
+            one.identifier
+            for one in session.interests.values()
+            if one.identifier and one.since <= kept.offset and filter_matches(one.filter, name)
+        }
+        if identifiers:
+            blob += encode_subscription_identifiers(tuple(sorted(identifiers)))
         return Flight(kept.offset, kept.qos, kept.retain, topic, blob, batch.values[index], kept.released)
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def test_session_that_ended_with_its_connection_does_not_come_back(broker: MqttB
 @story
 def test_unacknowledged_deliveries_come_again_with_their_identifiers(broker: MqttBroker) -> Iterator[None]:
     one = opened(broker, "flights", **LASTING)
-    one.subscribe("flights", qos=2)
+    one.subscribe("flights", qos=2, subscription_identifiers=(7,))
     publish_some(broker, "flights", [b"0", b"1", b"2"], 1)
     publish_some(broker, "flights", [b"3", b"4"], 2)
     sent = [one.expect(Publish) for _ in range(5)]
@@ -146,6 +146,7 @@ def test_unacknowledged_deliveries_come_again_with_their_identifiers(broker: Mqt
         found = [again.expect(Publish) for _ in range(5)]
         assert [message.packet_id for message in found] == [message.packet_id for message in sent]
         assert [message.payload for message in found] == [message.payload for message in sent]
+        assert {message.properties.subscription_identifiers for message in found} == {(7,)}
         for message in found:
             again.acknowledge(message)
         again.expect_nothing()
