@@ -220,10 +220,19 @@ class Operations:
             self._answer(channel, commands.Exchange.BindOk)
 
     async def _exchange_unbind(self, channel: Channel, method: commands.Exchange.Unbind) -> None:
-        binding, _start = self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method)
-        await self._host.unbind(binding)
+        exchange = self._host.router.exchange
+        if self._may_unbind(method.source, "exchange", method.destination, exchange(method.destination) is not None):
+            binding, _start = self._binding(method.source, DestinationKind.EXCHANGE, method.destination, method)
+            await self._host.unbind(binding)
         if not method.nowait:
             self._answer(channel, commands.Exchange.UnbindOk)
+
+    def _may_unbind(self, source: str, kind: str, destination: str, is_there: bool) -> bool:
+        """Whether there is anything to unbind: what is gone took its bindings along, and RabbitMQ says ok to that."""
+        self._demand_named(source)
+        self._demand(Operation.WRITE, kind, destination)
+        self._demand(Operation.READ, "exchange", source)
+        return is_there and self._host.router.exchange(source) is not None
 
     def _binding(
         self, source: str, kind: DestinationKind, destination: str, method: Any
@@ -345,10 +354,11 @@ class Operations:
             self._answer(channel, commands.Queue.BindOk)
 
     async def _queue_unbind(self, channel: Channel, method: commands.Queue.Unbind) -> None:
-        self._demand_named(method.exchange)
-        queue = self._queue(channel, method.queue, Operation.WRITE)
-        binding, _start = self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method)
-        await self._host.unbind(binding)
+        name = self._queue_name(channel, method.queue)
+        if self._may_unbind(method.exchange, "queue", name, name in self._host.queues):
+            queue = self._queue(channel, name, Operation.WRITE)
+            binding, _start = self._binding(method.exchange, DestinationKind.QUEUE, queue.name, method)
+            await self._host.unbind(binding)
         self._answer(channel, commands.Queue.UnbindOk)
 
     async def _queue_purge(self, channel: Channel, method: commands.Queue.Purge) -> None:

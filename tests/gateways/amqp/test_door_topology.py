@@ -446,6 +446,15 @@ def test_bindings_that_differ_in_arguments_alone_are_two(channel: BlockingChanne
     assert bodies(channel, name) == [b"x"]
 
 
+def test_unbinding_what_is_gone_is_fine(channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name)
+    channel.queue_unbind(name, f"{name}.nowhere", routing_key="k")
+    channel.queue_unbind(f"{name}.nowhere", "amq.direct", routing_key="k")
+    channel.exchange_unbind("amq.direct", f"{name}.nowhere", routing_key="k")
+    channel.exchange_unbind(f"{name}.nowhere", "amq.direct", routing_key="k")
+    assert channel.queue_declare(name, passive=True).method.queue == name
+
+
 def test_bind_and_unbind_hold_for_the_very_next_publish(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, durable=True)
     for number in range(50):
