@@ -151,6 +151,7 @@ async def rpc(broker: Broker) -> None:
             assert error.args == ("no",)
         else:
             raise AssertionError("an error did not come back")
+        await calls.close()
 
 
 async def headers(broker: Broker) -> None:
