@@ -156,6 +156,9 @@ class Client:
         self._problem_information = True
         self._published = False
         self._blocked: trio.Event | None = None
+        # Set while nothing is read because the client does not read either.
+        self._room: trio.Event | None = None
+        self._sent_count = 0
         self._ended = False
 
     # -- as its session sees it -----------------------------------------------------------------------------------
@@ -182,6 +185,8 @@ class Client:
 
     def _has_room(self) -> None:
         """The socket takes more: in the next turn, since this one may be in the middle of a send."""
+        if self._room is not None:
+            self._room.set()
         session = self.session
         if session is not None and not self._ended:
             self.door.broker.on_ready()
@@ -224,6 +229,8 @@ class Client:
                     await self._turn(self._cutter.receive(await self._read()))
                     if self._published and self.door.alarms.active:
                         await self._wait_for_alarms()
+                    if self.outbox.byte_count > 2 * self.door.config.write_buffer_bytes:
+                        await self._wait_for_reader()
         finally:
             self._let_go(self._will)
             if self._writer is not None:
@@ -233,6 +240,14 @@ class Client:
             if self._member is not None:
                 self.door.limits.leave(self._member)
             self.door.turn.end()
+
+    async def _wait_for_reader(self) -> None:
+        """Deliveries stop when its buffer is full, so these are answers that it does not read: it gets no more of them
+        until it does."""
+        while self.outbox.is_full and not self.outbox.closed:
+            self._room = trio.Event()
+            await self._room.wait()
+        self._room = None
 
     async def _read(self) -> bytes:
         """What the socket has, up to an amount that grows while reads come back full."""
@@ -863,6 +878,10 @@ class Client:
     def check_alive(self, now: float) -> None:
         """Once a second."""
         self._count_bytes()
+        if self._room is not None and self.outbox.sent_count != self._sent_count:
+            # What it sends waits until it has read: as long as it reads, it is there.
+            self._sent_count = self.outbox.sent_count
+            self.last_received = now
         if self.outbox.closed:
             # The peer is gone, and perhaps nobody reads to notice.
             self._scope.cancel()

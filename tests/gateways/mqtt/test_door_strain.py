@@ -3,8 +3,10 @@
 The broker's memory stays bounded and others are served.
 """
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from select import select
 
 import pytest
 
@@ -21,6 +23,9 @@ MIB = 1024 * 1024
 CONFIG = """
 [storage]
 tail_cache_bytes = "1MiB"
+
+[mqtt]
+write_buffer_bytes = "64KiB"
 """
 
 
@@ -81,6 +86,24 @@ def test_flood_of_pings_is_answered_and_others_are_served(client: Open, name: st
         for _ in range(1_000):
             flooding.receive()
     other.ping()
+
+
+def test_client_that_reads_no_answers_is_not_read_either(client: Open, name: str) -> None:
+    flooding, other = client(), client()
+    flooding.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
+    # Each is answered with a sentence.
+    chunk = encode_packet(Publish("$SYS/x", b"x", QoS(1), packet_id=1), Version.V5) * 4_096
+    place = total = 0
+    # Sockets hold some MiB; then there must be an end, for a broker that reads on would hold the answers.
+    while select([], [flooding.socket], [], 1.0)[1]:
+        sent = flooding.socket.send(memoryview(chunk)[place:])
+        place, total = (place + sent) % len(chunk), total + sent
+        assert total < 32 * MIB
+    other.ping()
+    other.publish(name, b"x", 1)
+    # Once it reads it is served again.
+    for _ in range(5_000):
+        assert flooding.expect(Puback).reason is ReasonCode.NOT_AUTHORIZED
 
 
 def test_flood_of_subscriptions_meets_a_limit(client: Open, name: str) -> None:
