@@ -3,8 +3,13 @@
 from typing import Any
 
 from interop.client import Client, Driven
-from interop.mqtt import paho_threads
+from interop.mqtt import aiomqtt_tasks, amqtt_session, gmqtt_callbacks, mosquitto_tools, paho_threads
 
-PACKAGES: tuple[Driven[Any], ...] = (*paho_threads.CLIENTS,)
-OTHERS: tuple[Client, ...] = ()
+PACKAGES: tuple[Driven[Any], ...] = (
+    *paho_threads.CLIENTS,
+    aiomqtt_tasks.CLIENT,
+    gmqtt_callbacks.CLIENT,
+    amqtt_session.CLIENT,
+)
+OTHERS: tuple[Client, ...] = (mosquitto_tools.CLIENT,)
 CLIENTS: tuple[Client, ...] = (*PACKAGES, *OTHERS)
