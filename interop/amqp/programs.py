@@ -64,26 +64,30 @@ ALL = (
 )
 
 
-def amqplib_version() -> str:
-    """Installs it when the lock file asks for another one than is there."""
+def npm_version(package: str, source: Path, home: Path) -> str:
+    """Of a package in `home`; it is installed when the lock file in `source` asks for another one than is there."""
     find_program("node", "nodejs")
     npm = find_program("npm", "npm")
-    lock = HERE / "node" / "package-lock.json"
-    installed = NODE / "package-lock.json"
+    lock = source / "package-lock.json"
+    installed = home / "package-lock.json"
     if not installed.exists() or installed.read_bytes() != lock.read_bytes():
-        shutil.rmtree(NODE, ignore_errors=True)
-        draft = NODE.with_suffix(".new")
+        shutil.rmtree(home, ignore_errors=True)
+        draft = home.with_suffix(".new")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / "node" / name, draft)
+            shutil.copy(source / name, draft)
         command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
         done = subprocess.run(command, cwd=draft, capture_output=True, text=True)
         if done.returncode != 0:
             raise NotInstalled(f"npm could not fetch it: {done.stderr.strip()}")
-        draft.rename(NODE)
-    package = json.loads((NODE / "node_modules" / "amqplib" / "package.json").read_text())
-    return str(package["version"])
+        draft.rename(home)
+    told = json.loads((home / "node_modules" / package / "package.json").read_text())
+    return str(told["version"])
+
+
+def amqplib_version() -> str:
+    return npm_version("amqplib", HERE / "node", NODE)
 
 
 def amqplib_command() -> Sequence[str]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from interop.client import Client, Driven
 from interop.mqtt import aiomqtt_tasks, amqtt_session, gmqtt_callbacks, mosquitto_tools, paho_threads
+from interop.mqtt.programs import PROGRAMS
 
 PACKAGES: tuple[Driven[Any], ...] = (
     *paho_threads.CLIENTS,
@@ -11,5 +12,5 @@ PACKAGES: tuple[Driven[Any], ...] = (
     gmqtt_callbacks.CLIENT,
     amqtt_session.CLIENT,
 )
-OTHERS: tuple[Client, ...] = (mosquitto_tools.CLIENT,)
+OTHERS: tuple[Client, ...] = (mosquitto_tools.CLIENT, *PROGRAMS)
 CLIENTS: tuple[Client, ...] = (*PACKAGES, *OTHERS)
