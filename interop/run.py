@@ -1,7 +1,7 @@
 """`make interop`: runs every client against a broker of its own and prints what each has shown. Driver: processes.
 
-Ends with 0 when every client showed all it should and the kill loop held; with 1 when one did not; with 3 when all that
-ran held but a client is not installed here, unless --allow-missing says that this is known.
+Ends with 0 when every client showed all it should and the kill loops held; with 1 when one did not; with 3 when all
+that ran held but a client is not installed here, unless --allow-missing says that this is known.
 """
 
 import argparse
@@ -17,11 +17,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from interop.amqp import kill_loop
-from interop.amqp.clients import CLIENTS
+from interop.amqp import clients as amqp
+from interop.amqp import kill_loop as amqp_kill_loop
 from interop.broker import running
 from interop.client import Client, Feature, NotInstalled
+from interop.cross import clients as cross
+from interop.mqtt import clients as mqtt
+from interop.mqtt import kill_loop as mqtt_kill_loop
 
+CLIENTS: tuple[Client, ...] = (*amqp.CLIENTS, *mqtt.CLIENTS, *cross.CLIENTS)
+KILL_LOOPS = {"kill -9 loop, AMQP": amqp_kill_loop.run, "kill -9 loop, MQTT": mqtt_kill_loop.run}
+# Of each of the two.
 KILL_LOOP_SECONDS = 60
 FAILED = 1
 MISSING = 3
@@ -57,13 +63,13 @@ def show_one(client: Client, console: Console) -> Row:
     return Row(client.name, version, ", ".join(shown), time.monotonic() - begun, verdict)
 
 
-def kill_row(seconds: float, seed: int, console: Console) -> Row:
+def kill_row(name: str, seconds: float, seed: int, console: Console) -> Row:
     begun = time.monotonic()
-    report = kill_loop.run(seconds, seed)
+    report = KILL_LOOPS[name](seconds, seed)
     for problem in report.problems:
-        console.print(f"kill -9 loop, seed {seed}: {problem}", style="red", highlight=False)
+        console.print(f"{name}, seed {seed}: {problem}", style="red", highlight=False)
     verdict = "FAILED" if report.problems else "ok"
-    return Row("kill -9 loop", f"seed {seed}", report.line(), time.monotonic() - begun, verdict)
+    return Row(name, f"seed {seed}", report.line(), time.monotonic() - begun, verdict)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -80,21 +86,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="TEXT", default="", help="only clients whose name holds this")
     parser.add_argument("--allow-missing", action="store_true", help="do not fail for clients that are not installed")
     parser.add_argument(
-        "--kill-seconds", type=float, default=KILL_LOOP_SECONDS, help="length of the kill -9 loop; 0: none"
+        "--kill-seconds", type=float, default=KILL_LOOP_SECONDS, help="length of each kill -9 loop; 0: none"
     )
-    parser.add_argument("--seed", type=int, default=None, help="of the kill -9 loop")
+    parser.add_argument("--seed", type=int, default=None, help="of the kill -9 loops")
     asked = parser.parse_args(arguments)
     console = Console()
     chosen = [client for client in CLIENTS if asked.only.lower() in client.name.lower()]
-    if not chosen and asked.only != "kill":
-        parser.error(f"no client is called {asked.only!r}: there are {', '.join(client.name for client in CLIENTS)}")
+    loops = [name for name in KILL_LOOPS if asked.only.lower() in name.lower()]
+    if not chosen and not loops:
+        names = ", ".join([*(client.name for client in CLIENTS), *KILL_LOOPS])
+        parser.error(f"no client is called {asked.only!r}: there are {names}")
     rows: list[Row] = []
     for client in chosen:
         console.print(f"{client.name} ...", highlight=False)
         rows.append(show_one(client, console))
-    if asked.kill_seconds and asked.only in ("", "kill"):
-        console.print("kill -9 loop ...", highlight=False)
-        rows.append(kill_row(asked.kill_seconds, kill_loop.any_seed() if asked.seed is None else asked.seed, console))
+    for name in loops if asked.kill_seconds else ():
+        console.print(f"{name} ...", highlight=False)
+        seed = amqp_kill_loop.any_seed() if asked.seed is None else asked.seed
+        rows.append(kill_row(name, asked.kill_seconds, seed, console))
     console.print(table(rows))
     failed = [row.client for row in rows if row.verdict == "FAILED"]
     missing = [row for row in rows if row.verdict == "not installed"]

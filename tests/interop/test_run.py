@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from interop import run
-from interop.amqp.clients import CLIENTS
 from interop.amqp.kill_loop import Report
 from interop.broker import Broker
 from interop.client import Driven, Feature, NotInstalled
@@ -83,10 +82,10 @@ def test_kill_loop_counts_too(monkeypatch: pytest.MonkeyPatch, problems: list[st
         asked.append(seconds)
         return Report(9, 2, 1000, 10, 2000, 20, problems)
 
-    monkeypatch.setattr(run.kill_loop, "run", kill)
+    monkeypatch.setattr(run, "KILL_LOOPS", {"one loop": kill, "another": kill})
     monkeypatch.setattr(run, "CLIENTS", [GOOD])
     assert run.main([]) == status
-    assert asked == [60]
+    assert asked == [60, 60]
 
 
 def test_name_that_no_client_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,4 +96,4 @@ def test_name_that_no_client_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_page_tells_of_each_client_what_it_shows() -> None:
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     told = {client: tuple(shown.split(", ")) for client, shown in rows}
-    assert {client.name: client.shows for client in CLIENTS}.items() <= told.items()
+    assert {client.name: client.shows for client in run.CLIENTS}.items() <= told.items()
