@@ -68,6 +68,8 @@ _log = logging.getLogger(__name__)
 
 READ_BYTES_MIN = 2048
 CONNECT_BYTES_MAX = 256 * 1024
+# Retained and shared messages that may wait for a client before it may make another subscription.
+EXTRAS_MAX = 20_000
 # How long a peer that was told goodbye may still send before its socket is closed.
 GOODBYE_S = 1.0
 # [MQTT-3.1.2-24] A client is gone when nothing was heard of it for this many of its keep alives.
@@ -795,6 +797,9 @@ class Client:
         ):
             return ReasonCode.NOT_AUTHORIZED
         if one.filter not in session.interests and len(session.interests) >= self.door.config.subscriptions_max:
+            return ReasonCode.QUOTA_EXCEEDED
+        if len(session.extras) >= EXTRAS_MAX:
+            # Each would add all retained messages that match to those that the client has not taken yet.
             return ReasonCode.QUOTA_EXCEEDED
         return ReasonCode(int(one.qos))
 

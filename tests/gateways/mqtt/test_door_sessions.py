@@ -269,6 +269,25 @@ def test_thousands_that_wait_come_all_and_in_order(wire: Open, client: Open, nam
     again.expect_nothing()
 
 
+def test_identifiers_of_deliveries_go_round(client: Open, name: str) -> None:
+    """There are 32,767 of them for the messages of the log; what is in use is not used again."""
+    reader, writer = client(), client()
+    reader.subscribe(name, qos=1)
+    in_use: set[int] = set()
+    seen: set[int] = set()
+    for _ in range(70):
+        publish_many(writer, [name], 500)
+        found = [reader.expect(Publish) for _ in range(500)]
+        for message in found:
+            assert message.packet_id and message.packet_id not in in_use
+            in_use.add(message.packet_id)
+            seen.add(message.packet_id)
+        reader.send(*[Puback(message.packet_id) for message in found])
+        reader.ping()
+        in_use.clear()
+    assert len(seen) == 32_767
+
+
 # -- resumed --------------------------------------------------------------------------------------------------------
 
 

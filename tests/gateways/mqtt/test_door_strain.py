@@ -119,6 +119,27 @@ def test_flood_of_subscriptions_meets_a_limit(client: Open, name: str) -> None:
     assert one.payloads(1) == [b"x"]
 
 
+def test_retained_messages_of_subscriptions_made_again_and_again_do_not_pile_up(
+    broker: MqttBroker, client: Open, name: str
+) -> None:
+    writer, greedy = client(), client()
+    for number in range(500):
+        writer.publish(f"{name}/{number}", bytes(1_000), 1, retain=True)
+    with growth_below(broker, 40 * MIB):
+        for number in range(1_000):
+            greedy.send(Subscribe(1 + number, (Subscription(f"{name}/+"),)))
+        writer.ping()
+    answers: list[ReasonCode] = []
+    while len(answers) < 1_000:
+        found = greedy.receive()
+        if isinstance(found, Suback):
+            answers += found.reasons
+    assert answers[0] is ReasonCode.SUCCESS and ReasonCode.QUOTA_EXCEEDED in answers
+    while greedy.seen_all():
+        pass
+    assert greedy.subscribe(f"{name}/+").reasons == (ReasonCode.SUCCESS,)
+
+
 def test_very_many_topics_are_forgotten_again(broker: MqttBroker, client: Open, name: str) -> None:
     writer, reader = client(), client()
     reader.subscribe(f"{name}/#")
