@@ -127,6 +127,10 @@ class CatchUp:
             for run in runs:
                 self._feed_run(eager, run.batch, run.first, run.last)
             self._from = int(runs[-1].batch.next_offset)
+            reached = min(self._from, int(log.end))
+            for session in eager:
+                if session.position < reached:
+                    session.position = reached
         for session in hungry:
             if session.missed_from >= 0 and session.position >= session.awake_from:
                 # Counted: once more from where it slept, now for good.
@@ -172,10 +176,8 @@ class CatchUp:
         return filter_matches(topic_filter, self._keys.topic_of(key).decode())
 
     def _feed_run(self, eager: set[Session], batch: RecordBatch, first: int, last: int) -> None:
-        end = int(batch.next_offset) if last == len(batch.values) else batch.offset_at(last)
-        reached = {session for session in eager if session.position < end}
-        feeding = set(reached)
-        if not feeding:
+        """Whoever has no more room leaves the set, with the place to go on from."""
+        if not eager or first >= last:
             return
         start, keys, plan_of = batch.offset_at(first), batch.keys, self._plan
         for attributes, low, high in batch.attributes.spans(first, last):
@@ -189,15 +191,10 @@ class CatchUp:
                 if plan.deliveries:
                     if plan.since > start:
                         for place in range(index, stop):
-                            self._feed_some(
-                                plan.at(batch.offset_at(place)), feeding, batch, place, place + 1, attributes
-                            )
+                            self._feed_some(plan.at(batch.offset_at(place)), eager, batch, place, place + 1, attributes)
                     else:
-                        self._feed_some(plan, feeding, batch, index, stop, attributes)
+                        self._feed_some(plan, eager, batch, index, stop, attributes)
                 index = stop
-        eager -= reached - feeding
-        for session in feeding:
-            session.position = max(session.position, end)
 
     def _plan(self, key: bytes) -> Plan:
         topic = self._topics.get(key)
@@ -279,7 +276,10 @@ class CatchUp:
                 names = self._keys.topics_of(batch.keys[first:end])
                 payloads = batch.values[first:end]
                 part = blobs[first - low : end - low]
-                if not self._offer(delivery, offset, names, part, payloads, qos, retain, expiry_us):
+                if self._offer(delivery, offset, names, part, payloads, qos, retain, expiry_us):
+                    # At once: whoever writes the session down must not find it before what it was given.
+                    session.position = batch.offset_at(end - 1) + 1
+                else:
                     session.position = offset
                     feeding.discard(session)
 
