@@ -193,10 +193,10 @@ def test_expired_session_stays_gone_and_the_clock_goes_on(broker: MqttBroker) ->
         one.subscribe("short", qos=1)
         one.disconnect()
     yield
-    # A will that waits two seconds tells that they are over.
+    # A will that waits a second tells that it is over.
     with opened(broker) as reader:
         reader.subscribe("short-clock")
-        will = Will("short-clock", b"tick", properties=Properties(will_delay_interval=2))
+        will = Will("short-clock", b"tick", properties=Properties(will_delay_interval=1))
         opened(broker, "short-clock", session_expiry_interval=300, will=will).cut()
         assert reader.payloads(1) == [b"tick"]
     with broker.wire() as one:
@@ -234,7 +234,7 @@ def test_will_that_waits_for_its_delay_is_published(broker: MqttBroker) -> Itera
     with opened(broker, "heirs", **LASTING) as reader:
         reader.subscribe("heritage", qos=1)
         reader.disconnect()
-    will = Will("heritage", b"gone", QoS(1), properties=Properties(will_delay_interval=3))
+    will = Will("heritage", b"gone", QoS(1), properties=Properties(will_delay_interval=1))
     one = opened(broker, "testator", session_expiry_interval=300, will=will)
     # A subscription waits until the session is written down, and its will with it.
     one.subscribe("testator", qos=1)
