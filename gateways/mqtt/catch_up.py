@@ -10,6 +10,7 @@ Neighbours: hub.py says who is behind and delivers what is found; core_log/key_s
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
@@ -31,6 +32,17 @@ _logger = logging.getLogger(__name__)
 SYS = PREFIX.encode()
 TOPICS_MAX = 65_536
 READ_BYTES = 512 * 1024
+# A round over more records than this is worth waiting for company.
+FAR_COUNT = 20_000
+
+
+class Progress(Enum):
+    # Something was read, and handed to those who wanted it.
+    FED = auto()
+    # The next round is a long one: whoever comes before it begins takes part in it.
+    ROUND = auto()
+    # Nobody is behind, or nobody can take more for now.
+    IDLE = auto()
 
 
 class Translated(Protocol):
@@ -73,12 +85,14 @@ class CatchUp:
         self._topics: dict[bytes, Topic] = {}
         # Where the pass is.
         self._from = 0
+        self.joined_count = 0
 
     def __contains__(self, session: Session) -> bool:
         return session in self._behind
 
     def join(self, session: Session) -> None:
         self._behind[session] = None
+        self.joined_count += 1
         link = session.link
         assert link is not None
         for interest in session.interests.values():
@@ -99,11 +113,11 @@ class CatchUp:
     def unsubscribe(self, session: Session, topic_filter: str) -> None:
         self._interests.remove(session, topic_filter)
 
-    def feed(self) -> bool:
-        """One read of the log, for all who have room and stand in it. False: nobody can take more for now."""
+    def feed(self) -> Progress:
+        """One read of the log, for all who have room and stand in it."""
         hungry = [session for session in self._behind if session.is_hungry]
         if not hungry:
-            return False
+            return Progress.IDLE
         log = self._log
         for session in hungry:
             if session.position < log.log_start:
@@ -116,9 +130,13 @@ class CatchUp:
                 session.position = log.log_start
             self._pass_over(session)
         # Round and round: whoever wakes later joins where the others are, and is served on the next round.
-        start = min((one.position for one in hungry if one.position >= self._from), default=None)
-        if start is None or start >= log.end:
-            start = min(session.position for session in hungry)
+        start = min((one.position for one in hungry if one.position >= self._from), default=log.end)
+        if start >= log.end and self._from:
+            self._from = 0
+            lowest = min(session.position for session in hungry)
+            if log.end - lowest > FAR_COUNT:
+                return Progress.ROUND
+            start = lowest
         if start < log.end:
             # Who stands before that has its turn on the next round, and who has no more room goes on from what it
             # refused: neither has anything to do with the rest of this read.
@@ -141,7 +159,7 @@ class CatchUp:
                 self.leave(session)
                 session.live = True
                 session.pump()
-        return True
+        return Progress.FED
 
     def _pass_over(self, session: Session) -> None:
         """Where the key indexes say that nothing matches, nothing is read."""
