@@ -2,27 +2,39 @@
 
     python -m interop.mqtt.kill_loop --seconds 60
 
-Publishers with QoS 1 and QoS 2 (paho-mqtt, MQTT 5, lasting sessions, a window of messages on their way) publish to
-topics that two lasting sessions are subscribed to, one with QoS 2 and one with QoS 1. The broker is killed at random
-moments, some of them while it is still starting, and started again; the clients come back as clients do, and publishers
-send again what was not acknowledged. At the end all is acknowledged and delivered, the broker is killed once more, and
-a last message must come with nothing new before it. What had to hold is in ledger.py.
+Publishers with QoS 1 and QoS 2 (MQTT 5, lasting sessions, a window of messages on their way, packet identifiers used
+again as soon as they are free) publish to topics that two lasting sessions of paho-mqtt are subscribed to, one with
+QoS 2 and one with QoS 1. The broker is killed at random moments, some of them while it is still starting, and started
+again; the clients come back as clients do, and publishers send again what was not acknowledged. At the end all is
+acknowledged and delivered, the broker is killed once more, and a last message must come. What had to hold is in
+ledger.py.
+
+The publishers are not paho's: one whose connection breaks twice before a CONNACK forgets that it had a PUBREC, and
+publishes again what it must only release (2.2.0, _messages_reconnect_reset_out). They speak by our codec, as the
+standard says.
 """
 
 import argparse
 import random
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 from paho.mqtt.client import Client, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 
+from headrace.gateways.mqtt.cutter import AckRun, PacketCutter, PublishRun, Violation
+from headrace.gateways.mqtt.encoder import encode_packet
+from headrace.gateways.mqtt.packets import Connack, Connect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, QoS
+from headrace.gateways.mqtt.properties import Properties
+from headrace.gateways.mqtt.reasons import ReasonCode, Version
 from interop.amqp.kill_loop import LIFE, STARTING_SECONDS, STILLBORN, any_seed
 from interop.amqp.ledger import Kill
 from interop.broker import Broker, running
@@ -42,7 +54,9 @@ LASTING_SECONDS = 3600
 DRAIN_SECONDS_MAX = 120
 QUIET_SECONDS_MAX = 15
 RECONNECT_SECONDS = 0.05
-IDENTIFIER_NOT_FOUND = 0x92
+CONNACK_SECONDS_MAX = 15
+# How often a client that hears nothing looks whether there is something to do.
+LOOK_SECONDS = 0.02
 # A run of so many seconds must have at least one kill for each of these.
 SECONDS_PER_KILL_MAX = 6
 ACKNOWLEDGED_PER_KILL_MIN = 20
@@ -78,116 +92,157 @@ class Story:
         return len(self.ledger.acknowledged) - min(len(one.arrivals) for one in self.ledger.subscriptions)
 
 
-class Device(threading.Thread):
-    """One client with a lasting session, which connects again and again by paho's own loop."""
+class Publisher(threading.Thread):
+    """Sends 1, 2, 3... until each is acknowledged, in its own words: what it has not is sent again, in order."""
 
-    def __init__(self, story: Story, name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self.story = story
-        self.client = Client(CallbackAPIVersion.VERSION2, client_id=name.replace(" ", "-"), protocol=MQTTv5)
-        self.client.on_connect = self._connected
-        self.client.connect_timeout = 15
+    def __init__(self, story: Story, number: int, qos: int) -> None:
+        super().__init__(name=f"publisher {number}", daemon=True)
+        self._story = story
+        self._number = number
+        self._qos = QoS(qos)
+        self._next = count(1)
+        self._padding = random.Random(number)
+        # By packet identifier, in the order of sending; None: it was received (PUBREC), and is being released.
+        self.unconfirmed: dict[int, Publish | None] = {}
         # There is something in it that the broker may not forget.
-        self.has_session = False
-        self.is_open = False
+        self._has_session = False
 
     def run(self) -> None:
         try:
-            while not self.is_done():
-                if self.client.loop(0.02) != MQTTErrorCode.MQTT_ERR_SUCCESS:
-                    self.is_open = False
-                    self._connect()
-                elif self.is_open:
-                    self.work()
-            self.client.disconnect()
+            while not self._is_done():
+                try:
+                    self._talk()
+                except OSError:
+                    time.sleep(RECONNECT_SECONDS)
         except Exception as problem:
-            self.story.ledger.failures.append(f"{self.name}: {problem!r}")
+            self._story.ledger.failures.append(f"{self.name}: {problem!r}")
 
-    def _connect(self) -> None:
-        expiry = properties(PacketTypes.CONNECT, SessionExpiryInterval=LASTING_SECONDS)
-        port = self.story.broker.ports["mqtt"]
-        try:
-            # Clean start is False each time: what there was before is asked for.
-            self.client.connect("127.0.0.1", port, keepalive=30, clean_start=False, properties=expiry)
-        except OSError:
-            time.sleep(RECONNECT_SECONDS)
+    def _is_done(self) -> bool:
+        return not self._story.publishing and not self.unconfirmed
 
-    def _connected(self, client: Client, data: object, flags: object, reason: object, told: object) -> None:
-        assert not reason.is_failure, reason  # type: ignore[attr-defined]
-        if self.has_session and not flags.session_present:  # type: ignore[attr-defined]
-            self.story.ledger.forgotten.append(self.name)
-        self.begun()
-        self.is_open = True
+    def _talk(self) -> None:
+        """One connection, until it breaks or all is done."""
+        place = ("127.0.0.1", self._story.broker.ports["mqtt"])
+        with socket.create_connection(place, CONNACK_SECONDS_MAX) as stream:
+            cutter = PacketCutter(from_client=False, version=Version.V5)
+            expiry = Properties(session_expiry_interval=LASTING_SECONDS)
+            self._send(stream, Connect(self.name.replace(" ", "-"), clean_start=False, properties=expiry))
+            connack, *early = self._receive(stream, cutter)
+            assert isinstance(connack, Connack) and not connack.reason.failed and not early, (connack, early)
+            if self._has_session and not connack.session_present:
+                self._story.ledger.forgotten.append(self.name)
+            self._send_again(stream)
+            stream.settimeout(LOOK_SECONDS)
+            while not self._is_done():
+                self._top_up(stream)
+                try:
+                    packets = self._receive(stream, cutter)
+                except TimeoutError:
+                    continue
+                for packet in packets:
+                    self._answered(stream, packet)
 
-    def begun(self) -> None:
-        """There is a connection; paho has not yet sent again what was on its way."""
+    def _send(self, stream: socket.socket, *packets: Packet) -> None:
+        stream.sendall(b"".join([encode_packet(packet, Version.V5) for packet in packets]))
 
-    def work(self) -> None:
-        """Some of what there is to do; the connection is open."""
+    def _receive(self, stream: socket.socket, cutter: PacketCutter) -> list[Packet]:
+        """At least one."""
+        found: list[Packet] = []
+        while not found:
+            data = stream.recv(65_536)
+            if not data:
+                raise ConnectionResetError("the broker is gone")
+            for event in cutter.receive(data):
+                assert not isinstance(event, Violation | PublishRun | AckRun), event
+                found.append(event)
+        return found
 
-    def is_done(self) -> bool:
-        raise NotImplementedError
+    def _send_again(self, stream: socket.socket) -> None:
+        for packet_id, message in self.unconfirmed.items():
+            if message is None:
+                self._send(stream, Pubrel(packet_id))
+            else:
+                self._story.ledger.resent[_number_of(message.payload)] += 1
+                self._send(stream, replace(message, dup=True))
+
+    def _top_up(self, stream: socket.socket) -> None:
+        while self._story.publishing and len(self.unconfirmed) < WINDOW and self._story.behind() < BEHIND_MAX:
+            body = b"%d %d " % (self._number, next(self._next)) + b"." * self._padding.randrange(400)
+            packet_id = next(number for number in range(1, WINDOW + 1) if number not in self.unconfirmed)
+            message = Publish(f"kill/{self._number}", body, self._qos, packet_id=packet_id)
+            self.unconfirmed[packet_id] = message
+            self._send(stream, message)
+
+    def _answered(self, stream: socket.socket, packet: Packet) -> None:
+        match packet:
+            case Puback(packet_id, ReasonCode.SUCCESS) if self._qos == 1:
+                self._acknowledged(packet_id)
+                del self.unconfirmed[packet_id]
+            case Pubrec(packet_id, ReasonCode.SUCCESS) if self._qos == 2:
+                self._acknowledged(packet_id)
+                self.unconfirmed[packet_id] = None
+                self._has_session = True
+                self._send(stream, Pubrel(packet_id))
+            # To a PUBREL that is repeated the identifier may be known no more, which is an answer too.
+            case Pubcomp(packet_id, ReasonCode.SUCCESS | ReasonCode.PACKET_IDENTIFIER_NOT_FOUND):
+                assert self.unconfirmed.pop(packet_id) is None, "released before it was received"
+            case _:
+                raise AssertionError(f"an answer to nothing: {packet}")
+
+    def _acknowledged(self, packet_id: int) -> None:
+        message = self.unconfirmed[packet_id]
+        if message is not None:
+            self._story.ledger.acknowledged.add(_number_of(message.payload))
 
 
-class Publisher(Device):
-    """Sends 1, 2, 3... until each is acknowledged: by PUBACK, or with QoS 2 by PUBCOMP."""
-
-    def __init__(self, story: Story, number: int, qos: int) -> None:
-        super().__init__(story, f"publisher {number}")
-        self._number = number
-        self._qos = qos
-        self._next = count(1)
-        # By packet identifier.
-        self.unconfirmed: dict[int, Number] = {}
-        self._padding = random.Random(number)
-        self.client.max_inflight_messages_set(WINDOW)
-        self.client.on_publish = self._acknowledged
-
-    def is_done(self) -> bool:
-        return not self.story.publishing and not self.unconfirmed
-
-    def begun(self) -> None:
-        self.story.ledger.resent.update(self.unconfirmed.values())
-
-    def work(self) -> None:
-        while self.story.publishing and len(self.unconfirmed) < WINDOW and self.story.behind() < BEHIND_MAX:
-            message = Number(self._number, next(self._next))
-            body = b"%d %d " % message + b"." * self._padding.randrange(400)
-            info = self.client.publish(f"kill/{self._number}", body, self._qos)
-            self.unconfirmed[info.mid] = message
-
-    def _acknowledged(self, client: Client, data: object, mid: int, reason: object, told: object) -> None:
-        # To a PUBREL that is repeated after a restart the identifier may be known no more, which is an answer too.
-        assert reason.value in (0, IDENTIFIER_NOT_FOUND), reason  # type: ignore[attr-defined]
-        self.story.ledger.acknowledged.add(self.unconfirmed.pop(mid))
-        # Nothing of a publisher with QoS 1 is kept, so its session may be as lazily.
-        self.has_session = self._qos == 2
+def _number_of(body: bytes) -> Number:
+    publisher, number, _ = body.split(b" ", 2)
+    return Number(int(publisher), int(number))
 
 
-class Subscriber(Device):
+class Subscriber(threading.Thread):
+    """A lasting session of paho-mqtt, which connects again and again by the client's own loop."""
+
     def __init__(self, story: Story, subscription: Subscription) -> None:
-        super().__init__(story, subscription.name)
+        super().__init__(name=subscription.name, daemon=True)
+        self._story = story
         self._subscription = subscription
         self._connection = 0
         self.is_subscribed = threading.Event()
-        self.client.on_message = self._came
-        self.client.on_subscribe = self._subscribed
+        self._client = Client(CallbackAPIVersion.VERSION2, client_id=self.name.replace(" ", "-"), protocol=MQTTv5)
+        self._client.connect_timeout = CONNACK_SECONDS_MAX
+        self._client.on_connect = self._connected
+        self._client.on_subscribe = lambda *_: self.is_subscribed.set()
+        self._client.on_message = self._came
 
-    def is_done(self) -> bool:
-        return not self.story.running
+    def run(self) -> None:
+        try:
+            while self._story.running:
+                if self._client.loop(LOOK_SECONDS) != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                    self._connect()
+            self._client.disconnect()
+        except Exception as problem:
+            self._story.ledger.failures.append(f"{self.name}: {problem!r}")
 
-    def begun(self) -> None:
+    def _connect(self) -> None:
+        expiry = properties(PacketTypes.CONNECT, SessionExpiryInterval=LASTING_SECONDS)
+        port = self._story.broker.ports["mqtt"]
+        try:
+            # Clean start is False each time: what there was before is asked for.
+            self._client.connect("127.0.0.1", port, keepalive=30, clean_start=False, properties=expiry)
+        except OSError:
+            time.sleep(RECONNECT_SECONDS)
+
+    def _connected(self, client: Client, data: object, flags: Any, reason: Any, told: object) -> None:
+        assert not reason.is_failure, reason
         self._connection += 1
         if not self.is_subscribed.is_set():
-            self.client.subscribe(FILTER, self._subscription.qos)
-
-    def _subscribed(self, *_: object) -> None:
-        self.has_session = True
-        self.is_subscribed.set()
+            client.subscribe(FILTER, self._subscription.qos)
+        elif not flags.session_present:
+            self._story.ledger.forgotten.append(self.name)
 
     def _came(self, client: Client, data: object, message: MQTTMessage) -> None:
-        publisher, number, _ = message.payload.split(b" ", 2)
-        self._subscription.arrivals.append(Arrival(Number(int(publisher), int(number)), self._connection))
+        self._subscription.arrivals.append(Arrival(_number_of(message.payload), self._connection))
 
 
 def kill_again_and_again(
