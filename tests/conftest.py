@@ -10,6 +10,9 @@ import pytest
 from _pytest.config import Config
 from tests.conformance import PAGES, rows_of, summary
 
+# What fails in a program of interop/ is told as well as what fails in a test.
+pytest.register_assert_rewrite("interop")
+
 _passed: dict[str, bool] = {}
 
 
