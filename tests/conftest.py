@@ -8,6 +8,7 @@ import os
 
 import pytest
 from _pytest.config import Config
+
 from tests.conformance import PAGES, rows_of, summary
 
 # What fails in a program of interop/ is told as well as what fails in a test.

@@ -106,12 +106,5 @@ class RoutingKeys:
         return topic
 
 
-def short_key(key: bytes) -> bytes:
-    """As much of a key as an AMQP client can be sent; cut between two characters."""
-    if len(key) <= ROUTING_KEY_BYTES_MAX:
-        return key
-    return key[:ROUTING_KEY_BYTES_MAX].decode("utf-8", "ignore").encode()
-
-
 def _hex(surrogate: str) -> str:
     return f"%{ord(surrogate) - 0xDC00:02X}"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateways.mqtt.reasons import Version
-from headrace.gateways.mqtt.routingkeys import ROUTING_KEY_BYTES_MAX, RoutingKeys, short_key
+from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.topics import check_topic_name
 
 NAMES = st.text(
@@ -111,16 +111,3 @@ def test_columns_are_mapped_as_single_topics_are(topics: list[bytes]) -> None:
 def test_equal_topics_of_a_column_have_one_key_object() -> None:
     first, second = RoutingKeys().keys_of([b"a/b", bytes(bytearray(b"a/b"))])
     assert first is second
-
-
-@given(st.text(max_size=300))
-def test_key_for_an_amqp_client_is_cut_between_two_characters(text: str) -> None:
-    key = text.encode("utf-8", "ignore")
-    short = short_key(key)
-    assert len(short) <= ROUTING_KEY_BYTES_MAX
-    assert key.startswith(short) and (short == key) is (len(key) <= ROUTING_KEY_BYTES_MAX)
-    short.decode()
-
-
-def test_key_that_is_no_text_is_sent_whole() -> None:
-    assert short_key(b"\xff" * 255) == b"\xff" * 255
