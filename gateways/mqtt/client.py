@@ -7,7 +7,7 @@ takes no more: most devices are idle most of the time.
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -668,16 +668,19 @@ class Client:
         incoming = session.incoming
         packet_ids: Sequence[int] = run.packet_ids
         fresh = run
-        if not incoming.isdisjoint(packet_ids) or len(set(packet_ids)) < len(packet_ids):
+        if not incoming.keys().isdisjoint(packet_ids) or len(set(packet_ids)) < len(packet_ids):
             fresh = _only(run, incoming)
         if fresh.packet_ids:
             self._count_unanswered(len(fresh.packet_ids))
             refused: list[int] = []
+            assert self._place is not None
             self._append(session, fresh, refused)
-            incoming.update(fresh.packet_ids)
+            end = int(self._place.hub.log.end)
+            incoming.update(zip(fresh.packet_ids, range(end - len(fresh.packet_ids), end), strict=True))
             if refused:
                 full = self._refuse_full(fresh, refused)
-                incoming -= full
+                for packet_id in full:
+                    del incoming[packet_id]
                 packet_ids = [packet_id for packet_id in packet_ids if packet_id not in full]
                 self._unanswered -= len(full)
         assert self._place is not None
@@ -685,11 +688,12 @@ class Client:
         # What came before may still be on its way to the disk: whoever asks again is answered when it is there.
         reached = int(hub.log.end)
         if session.outlives:
-            # With the message in one group: after a crash both are there or none is (M1). Both are asked for now: when
-            # one of them is safe, the other log may have been asked by others for what came later.
+            # The identifier is written before the message and counts only with it: after a crash both are there or none
+            # is (M1). Both are asked for now: when one of them is safe, the other log may have been asked by others for
+            # what came later.
             safe = _when_called_twice(lambda: self._tell(PacketType.PUBREC, packet_ids))
             hub.log.when_committed(reached, safe)
-            hub.keep(session, safe)
+            hub.keep(session, safe, first=True)
         else:
             self._answer(packet_ids, PacketType.PUBREC, reached)
 
@@ -725,7 +729,8 @@ class Client:
 
     def _released(self, session: Session, packet_ids: Sequence[int]) -> None:
         known = [packet_id for packet_id in packet_ids if packet_id in session.incoming]
-        session.incoming.difference_update(known)
+        for packet_id in known:
+            session.incoming.pop(packet_id, None)
         self._unanswered = max(0, self._unanswered - len(known))
         if known and session.outlives:
             assert self._place is not None
@@ -948,7 +953,7 @@ def _when_called_twice(done: Callable[[], None]) -> Callable[[], None]:
     return called
 
 
-def _only(run: PublishRun, known: set[int]) -> PublishRun:
+def _only(run: PublishRun, known: Iterable[int]) -> PublishRun:
     """What of a run is new: the first with each identifier that is not known."""
     seen, places = set(known), []
     for place, packet_id in enumerate(run.packet_ids):

@@ -8,6 +8,7 @@ Sessions that sleep cost nothing here: no publish looks at them, and nothing is 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +16,7 @@ import trio
 from xxhash import xxh3_64_intdigest
 
 from headrace.core_log.config import LogConfig
-from headrace.core_log.errors import HeadraceError, OffsetOutOfRange
+from headrace.core_log.errors import DiskFull, HeadraceError, OffsetOutOfRange
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
@@ -631,9 +632,9 @@ class Hub:
             self._dirty_wake.set()
         self._dirty[session] = True
 
-    def keep(self, session: Session, done: Callable[[], None]) -> None:
+    def keep(self, session: Session, done: Callable[[], None], *, first: bool = False) -> None:
         """Write the session down; `done` is called when that is safe. One that ends with its connection is not
-        written at all."""
+        written at all. `first`: before what was just appended to other logs, where the disk has room."""
         self._dirty.pop(session, None)
         if not session.outlives:
             done()
@@ -643,6 +644,10 @@ class Hub:
         log = self.shared.sessions_log
         log.when_committed(end, done)
         self.broker.directory.committer.urgent(log)
+        if first:
+            # A full disk is the committer's to wait for.
+            with suppress(DiskFull):
+                log.seal()
 
     def _append_state(self, session: Session, value: bytes) -> int:
         appended = self.shared.sessions_log.append(
@@ -682,6 +687,7 @@ class Hub:
         session.is_kept = True
         self.sessions[client_id] = session
         self.tally.subscriptions += len(session.interests)
+        self._forget_unwritten(session)
         for one in in_log:
             flight = self._read_flight(session, one)
             if flight is None:
@@ -699,6 +705,20 @@ class Hub:
             self._wills[session] = self.broker.timers.after(delay_s, lambda: self._publish_will(session))
         self._expire_later(session)
         return session
+
+    def _forget_unwritten(self, session: Session) -> None:
+        """Identifiers whose messages the log does not have; they were the last before a crash."""
+        for packet_id, offset in reversed([*session.incoming.items()]):
+            if offset < self.log.log_start or self._has_record(offset):
+                return
+            del session.incoming[packet_id]
+
+    def _has_record(self, offset: int) -> bool:
+        try:
+            runs = self.log.read(offset, bytes_max=1)
+        except OffsetOutOfRange:
+            return False
+        return bool(runs) and runs[0].first < runs[0].last and runs[0].batch.offset_at(runs[0].first) == offset
 
     def _read_flight(self, session: Session, kept: state.FlightState) -> Flight | None:
         try:

@@ -171,7 +171,8 @@ class Session:
         self.extras: deque[Extra] = deque()
         self.flights: dict[int, Flight] = {}
         # Received with QoS 2 and not released: a second PUBLISH with such an identifier is the same message.
-        self.incoming: set[int] = set()
+        # The offset of its message stands beside each: without the message an identifier counts for nothing (state.py).
+        self.incoming: dict[int, int] = {}
         self.next_seq = 0
         self.counts = Counts()
         self.tally = Tally() if tally is None else tally

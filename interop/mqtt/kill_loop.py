@@ -48,8 +48,9 @@ PUBLISHERS = {1: 1, 2: 1, 3: 2, 4: 2}
 LAST = Number(0, 1)
 # Publishes of one publisher on their way.
 WINDOW = 50
-# How far the slower subscription may fall behind before publishers wait; what is left is drained at the end.
+# How far the slower subscription may fall behind before publishers go slowly; what is left is drained at the end.
 BEHIND_MAX = 2000
+SLOW_WINDOW = 2
 LASTING_SECONDS = 3600
 DRAIN_SECONDS_MAX = 120
 QUIET_SECONDS_MAX = 15
@@ -166,7 +167,8 @@ class Publisher(threading.Thread):
                 self._send(stream, replace(message, dup=True))
 
     def _top_up(self, stream: socket.socket) -> None:
-        while self._story.publishing and len(self.unconfirmed) < WINDOW and self._story.behind() < BEHIND_MAX:
+        window = WINDOW if self._story.behind() < BEHIND_MAX else SLOW_WINDOW
+        while self._story.publishing and len(self.unconfirmed) < window:
             body = b"%d %d " % (self._number, next(self._next)) + b"." * self._padding.randrange(400)
             packet_id = next(number for number in range(1, WINDOW + 1) if number not in self.unconfirmed)
             message = Publish(f"kill/{self._number}", body, self._qos, packet_id=packet_id)

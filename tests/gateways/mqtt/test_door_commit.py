@@ -1,5 +1,6 @@
 """What a client is told only once the disk has it: a node whose disk can be made to wait. Over the wire, in process."""
 
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -99,12 +100,16 @@ class House:
         self._port = port
         self._clients: list[Client] = []
 
-    async def client(self, client_id: str = "", *, lasting: bool = False, version: Version = Version.V5) -> Client:
+    async def client(
+        self, client_id: str = "", *, lasting: bool = False, version: Version = Version.V5, resumes: bool = False
+    ) -> Client:
         client = Client(await trio.open_tcp_stream("127.0.0.1", self._port), version)
         self._clients.append(client)
         expiry = 300 if lasting else 0
-        await client.send(Connect(client_id, version, properties=Properties(session_expiry_interval=expiry)))
-        assert isinstance(await client.receive(), Connack)
+        told = Properties(session_expiry_interval=expiry)
+        await client.send(Connect(client_id, version, clean_start=not resumes, properties=told))
+        connack = await client.receive()
+        assert isinstance(connack, Connack) and connack.session_present is resumes
         return client
 
     async def close(self) -> None:
@@ -121,7 +126,7 @@ class House:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[House]:
     data = folder / "data"
-    data.mkdir()
+    data.mkdir(parents=True, exist_ok=True)
     off = {f"doors.{name}": "off" for name in ("amqp", "ws", "http")}
     config = load_config(None, {}, off | {"doors.mqtt": "127.0.0.1:0", "node.data": str(data)})
     env = real_env(data)
@@ -181,6 +186,33 @@ async def test_lasting_qos_2_publisher_waits_for_two_logs_beside_others_who_wait
         house.gate.open()
         assert await exact.receive() == Pubrec(1)
         assert [await other.receive(), await other.receive()] == [Puback(1), Puback(2)]
+
+
+async def test_identifier_without_its_message_counts_for_nothing_after_a_crash(tmp_path: Path) -> None:
+    """It is written first. A copy of the files between the two is what a kill -9 at that moment leaves."""
+    async with running(tmp_path / "before") as house:
+        writer = await house.client("writer", lasting=True)
+        await writer.send(Publish("t", b"safe", QoS(2), packet_id=6))
+        assert await writer.receive() == Pubrec(6)
+        house.gate.shut()
+        # While this one is being synced, what follows is not written but for its identifier.
+        await writer.send(Publish("t", b"written", QoS(1), packet_id=1))
+        assert await writer.seen() == []
+        await writer.send(Publish("t", b"unwritten", QoS(2), packet_id=7))
+        assert await writer.seen() == []
+        shutil.copytree(tmp_path / "before", tmp_path / "after")
+    async with running(tmp_path / "after") as house:
+        reader = await house.reader("t")
+        writer = await house.client("writer", lasting=True, resumes=True)
+        again = [
+            Publish("t", payload, QoS(2), dup=True, packet_id=number)
+            for number, payload in ((6, b"safe"), (7, b"unwritten"))
+        ]
+        await writer.send(*again)
+        assert [await writer.receive(), await writer.receive()] == [Pubrec(6), Pubrec(7)]
+        message = await reader.receive()
+        assert isinstance(message, Publish) and message.payload == b"unwritten"
+        assert await reader.seen() == []
 
 
 async def test_subscription_of_a_lasting_session_is_acknowledged_when_it_is_kept(tmp_path: Path) -> None:
