@@ -22,6 +22,8 @@ class MqttConfig:
     session_expiry_s_max: int = 0
     # Messages with QoS 1 and 2 that a session gets of those it missed, the newest; 0: all that retention keeps.
     session_messages_max: int = 0
+    # Lanes into which a shared subscription deals its topics, each for one member at a time; 0: members take turns.
+    shared_lanes: int = 0
     # Bytes a connection may have waiting to be sent before more is left in the log.
     write_buffer_bytes: int = 1024 * 1024
     read_bytes_max: int = 256 * 1024
@@ -47,5 +49,7 @@ class MqttConfig:
             raise ValueError(f"keep_alive_s_max must be 0 to 65535, not {self.keep_alive_s_max}")
         if not 1024 <= self.packet_bytes_max <= 268_435_460:
             raise ValueError(f"packet_bytes_max must be 1024 to 268435460, not {self.packet_bytes_max}")
+        if not 0 <= self.shared_lanes <= 1024:
+            raise ValueError(f"shared_lanes must be 0 to 1024, not {self.shared_lanes}")
         if min(self.session_expiry_s_max, self.sys_period_s) < 0:
             raise ValueError("session_expiry_s_max and sys_period_s must be 0 or more")

@@ -5,6 +5,7 @@ member does not acknowledge goes back to the group when its session ends; with Q
 [MQTT-4.8.2-4, MQTT-4.8.2-5]: a lasting session writes down which ones it has before it sends them, and the group passes
 over them when it meets them again after a restart. An ephemeral group that gets a lasting member goes on in a durable
 queue; what the old one holds is still handed out, and then it goes.
+Members take turns; with `mqtt.shared_lanes` each topic sticks to one of them while it is there.
 Neighbours: delivery/queue.py deals out and remembers, session.py delivers, hub.py routes everything that is not shared.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from headrace.controller.entities import Binding, DestinationKind
+from headrace.controller.table import EMPTY, Table
 from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.gateways.delivery.lane import Stretch
@@ -206,7 +208,10 @@ class Shares:
         if passing is not None and not durable:
             return passing
         name = topic_filter if durable else _ephemeral(topic_filter)
-        queue = await hub.host.declare_queue(name, QueueSettings(), durable=durable)
+        lanes = hub.shared.config.shared_lanes
+        arguments = Table({"x-partitions": lanes}) if lanes else EMPTY
+        settings = QueueSettings(partition_count=lanes or None)
+        queue = await hub.host.declare_queue(name, settings, durable=durable, arguments=arguments)
         _group, plain = parse_filter(topic_filter)
         key = hub.shared.keys.binding_key(plain)
         await hub.host.bind(Binding(hub.host.name, EXCHANGE, DestinationKind.QUEUE, name, key))

@@ -193,6 +193,9 @@ class MqttSection:
     session_messages_max: int = setting(
         Count(0, 1_000_000_000), "messages a sleeping session may miss and still get, the newest; 0 for all of them", 0
     )
+    shared_lanes: int = setting(
+        Count(0, 1024), "lanes of a shared subscription, so that a topic sticks to one member; 0: members take turns", 0
+    )
     subscriptions_max: int = setting(Count(1, 10_000_000), "subscriptions of one session", 10_000)
     client_id_bytes_max: int = setting(Count(23, 65_535), "longest client identifier", KIB)
     lossy_topics: bool = setting(
@@ -223,6 +226,7 @@ class MqttSection:
             topic_alias_max=self.topic_alias_max,
             session_expiry_s_max=self.session_expiry_s_max,
             session_messages_max=self.session_messages_max,
+            shared_lanes=self.shared_lanes,
             write_buffer_bytes=self.write_buffer_bytes,
             subscriptions_max=self.subscriptions_max,
             client_id_bytes_max=self.client_id_bytes_max,
