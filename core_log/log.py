@@ -808,7 +808,9 @@ class PartitionLog:
     def note_watermark(self) -> None:
         """Let offline readers see how far the log is committed. Not synced: the checkpoint before still stands."""
         value = self._checkpoint.value
-        if value is not None and value.offset != self.synced_end and not self._syncing and self._segments:
+        # Nor may it leave a segment behind before what producers wrote in it is saved, which a commit does (O4).
+        quiet = not self._syncing and not self._rolled
+        if value is not None and value.offset != self.synced_end and quiet and self._segments:
             active = self._segments[-1]
             if active.end_offset == self.synced_end:
                 # The log start moves with a commit only: more than the checkpoint has to be safe for that.
