@@ -1001,14 +1001,15 @@ class PartitionLog:
         total = self.byte_count
         upto = int(self.log_start)
         for segment in segments:
-            if segment.end_offset > limit:
+            # An empty one has no time, and nothing to let go of.
+            if segment.end_offset > limit or segment.end_offset == segment.base_offset:
                 break
             old = before_us is not None and segment.max_timestamp(config.index_interval_bytes) < before_us
             large = config.retention_bytes is not None and total > config.retention_bytes
             # The segment that is being written goes by age only, when there is nothing new at all.
             if segment is segments[-1]:
                 large = False
-                old = old and not segment.is_empty and self.end == segment.end_offset
+                old = old and self.end == segment.end_offset
             if not old and not large:
                 break
             total -= self._size_of(segment)

@@ -14,7 +14,7 @@ from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import TOMBSTONE, Gap, Producer, Record
 from headrace.core_log.storage.memory import MemoryStorage
 
-from .power.inline import Clock, commit, create_logs, drive, open_directory
+from .power.inline import Clock, append, commit, create_logs, drive, open_directory
 
 CONFIG = LogConfig(cleanup="compact", segment_bytes_max=600, compression="none", index_interval_bytes=100)
 
@@ -332,3 +332,24 @@ def test_c7_record_keeps_the_stint_that_wrote_it_whatever_is_dropped_around_it(
     after = stints(keyed.log)
     assert after.keys() == records(keyed.log).keys()
     assert after == {offset: before[offset] for offset in after}
+
+
+def test_o4_producer_is_known_after_a_watermark_for_offline_readers_a_crash_and_a_compaction() -> None:
+    storage = MemoryStorage()
+    directory = open_directory(storage)
+    (log,) = create_logs(directory, 1, replace(CONFIG, segment_bytes_max=1 << 20))
+    producer = Producer(b"p" * 16, 0, 0)
+    for _ in range(2):
+        append(log, b"x")
+        commit(directory, log)
+    log.append_once(producer, [b"k"], [b""], [b"numbered"], timestamp_us=1)
+    commit(directory, log)
+    # It begins a segment that no commit has told the checkpoint of.
+    log.delete_before(log.end)
+    log.note_watermark()
+    directory = open_directory(storage.process_crash())
+    ((log,),) = [stream.partitions for stream in directory.streams.values()]
+    drive(compact(directory.env, log))
+    before = log.end
+    log.append_once(producer, [b"k"], [b""], [b"numbered"], timestamp_us=1)
+    assert log.end == before

@@ -218,6 +218,20 @@ def test_offset_at_time_knows_an_empty_segment_that_a_full_disk_left() -> None:
     assert disk.log.offset_at_time(5) == 1
 
 
+def test_retention_knows_an_empty_segment_that_a_full_disk_left() -> None:
+    disk = Disk(LogConfig(segment_bytes_max=1024, compression="none", retention_ms=1))
+    disk.write(b"a" * 900)
+    append(disk.log, b"b" * 200_000)
+    disk.storage.capacity_bytes = disk.storage.open(disk.log.segments[0].path).size() + 70 * 1024
+    with pytest.raises(DiskFull):
+        disk.log.seal()
+    assert disk.log.segments[-1].is_empty
+    assert disk.log.expired(1 << 60) == 1
+    # Also when nothing of it is in memory.
+    disk.log.segments[-1].index = None
+    assert disk.log.expired(1 << 60) == 1
+
+
 # -- K3: what was seen is never issued again
 
 
