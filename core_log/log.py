@@ -836,6 +836,19 @@ class PartitionLog:
             runs.append(Run(batch, first, last))
         return runs
 
+    def runs(self, offset: int | None = None) -> Iterator[Run]:
+        """Everything that is committed, from an offset (the log start unless said otherwise) on."""
+        offset = int(self.log_start) if offset is None else offset
+        while found := self.read(offset):
+            yield from found
+            offset = int(found[-1].batch.next_offset)
+
+    def entries(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """(offset, key, value) of every record: for logs in which the last value of a key is the truth."""
+        for batch, first, last in self.runs():
+            for index in range(first, last):
+                yield batch.offset_at(index), batch.keys[index], batch.values[index]
+
     def _batches(self, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
         if offset >= end:
             return []

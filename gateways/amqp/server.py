@@ -6,8 +6,6 @@ There is one door for all addresses that AMQP is spoken on, with TLS or without.
 import logging
 from collections.abc import Sequence
 
-import trio
-
 from headrace.controller.changes import (
     Change,
     DeletePermission,
@@ -22,7 +20,7 @@ from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits
-from headrace.gateways.delivery.listener import Connection, Listener, TlsSide
+from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
 from headrace.gateways.delivery.turn import Turn
 
@@ -121,27 +119,13 @@ class AmqpDoor:
         return min(timeout_s / 4, DELIVERIES_PERIOD_S) if timeout_s else DELIVERIES_PERIOD_S
 
 
-class AmqpListener:
+class AmqpListener(DoorListener):
     """One address of the door."""
 
     def __init__(self, name: str, door: AmqpDoor, tls: TlsSide | None = None) -> None:
-        self.name = name
+        super().__init__(name, Listener(door.serve, door.limits, door.alarms, tls))
         self._door = door
-        self._listener = Listener(door.serve, door.limits, door.alarms, tls)
-        self._ended = trio.Event()
 
-    async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Bind and listen; returns where."""
-        return await self._listener.open(host, port)
-
-    async def serve(self) -> None:
-        """Accept and serve; returns once drained."""
-        await self._listener.run()
-        self._ended.set()
-
-    async def drain(self) -> None:
-        """Accept nothing more, close every connection in good order."""
-        self._listener.close()
+    async def _dismiss(self) -> None:
         for session in list(self._door.sessions):
             await session.shut("broker is shutting down")
-        await self._ended.wait()

@@ -38,6 +38,7 @@ from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.inbox import Inbox
 from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
 from headrace.gateways.delivery.login import Identity, Refusal
@@ -90,7 +91,12 @@ class Session:
         self.connection = connection
         self.peer = (connection.host, connection.port)
         self.outbox = Outbox(connection.socket, door.config.write_buffer_bytes, door.turn.note)
-        self.last_received = door.broker.env.clock.monotonic()
+        self._inbox = Inbox(
+            connection,
+            door.broker.env.clock,
+            bytes_min=READ_BYTES_MIN,
+            bytes_max=door.config.read_bytes_max,
+        )
         self.last_sent_count = 0
         self.heartbeat_s = 0
         self._silent_s = 0
@@ -106,8 +112,6 @@ class Session:
         self._broker = door.broker
         # Channels are cut from the start: some clients send channel.open without waiting for open-ok.
         self._cutter = FrameCutter(channel_max=door.config.channel_max, body_bytes_max=door.config.body_bytes_max)
-        self._read_bytes = READ_BYTES_MIN
-        self._more = False
         self._operations: Operations | None = None
         self._publisher: Publisher | None = None
         self._closing = False
@@ -209,30 +213,10 @@ class Session:
         return offered
 
     async def _read(self) -> bytes:
-        """What the socket has, up to an amount that grows while reads come back full."""
-        while True:
-            if not self._more:
-                await trio.lowlevel.wait_readable(self._socket)
-            try:
-                data = self._socket.recv(self._read_bytes)
-            except BlockingIOError:
-                self._more = False
-                continue
-            except OSError:
-                raise Ended from None
-            if not data:
-                raise Ended
-            self.last_received = self._broker.env.clock.monotonic()
-            # A read that filled its buffer left more behind: it is asked for again without waiting.
-            was_more, self._more = self._more, len(data) == self._read_bytes
-            if self._more:
-                self._read_bytes = min(self._read_bytes * 2, self._config.read_bytes_max)
-            elif len(data) < self._read_bytes // 4 and self._read_bytes > READ_BYTES_MIN:
-                self._read_bytes //= 2
-            if was_more:
-                # Others must have their turn even if this socket never runs dry.
-                await trio.lowlevel.checkpoint()
-            return data
+        data = await self._inbox.read()
+        if not data:
+            raise Ended
+        return data
 
     async def _turn(self, data: bytes) -> None:
         self._turning = True
@@ -594,7 +578,7 @@ class Session:
             await self._blocked.wait()
         self._blocked = None
         # It was not listened to: it cannot be blamed for its silence.
-        self.last_received = self._broker.env.clock.monotonic()
+        self._inbox.note()
         _log.info("connection unblocked", extra={"peer": self.peer[0], "user": self.user})
         if told and not self._closing:
             self._send(0, make(commands.Connection.Unblocked))
@@ -615,7 +599,7 @@ class Session:
             return
         if not self.heartbeat_s or self._operations is None:
             return
-        if self._blocked is None and now - self.last_received > 2 * self.heartbeat_s:
+        if self._blocked is None and now - self._inbox.last_received > 2 * self.heartbeat_s:
             _log.warning("connection closed: no heartbeat", extra={"peer": self.peer[0], "user": self.user})
             self._scope.cancel()
             return

@@ -193,7 +193,7 @@ class Broker:
         for name in snapshot.vhosts:
             host = self.vhosts[name] = VirtualHost(self, name)
             host.load(snapshot)
-        restored = await self.env.worker.run(lambda: journal.Restored(_entries(self._views_log)))
+        restored = await self.env.worker.run(lambda: journal.Restored(self._views_log.entries()))
         logs = {
             (stream.spec.id, log.partition): log
             for stream in self.directory.streams.values()
@@ -239,13 +239,11 @@ class Broker:
         for is_first in (True, False):
             for log in logs:
                 offset = max(restored.applied_to(log.stream_id, log.partition, 0), log.log_start)
-                while runs := log.read(offset):
-                    for run in runs:
-                        for queue in self._views_in(run.batch):
-                            if (first_logs[queue] is log) is is_first:
-                                self._apply(log, run.batch, queue)
-                                found.add(queue)
-                    offset = runs[-1].batch.next_offset
+                for run in log.runs(offset):
+                    for queue in self._views_in(run.batch):
+                        if (first_logs[queue] is log) is is_first:
+                            self._apply(log, run.batch, queue)
+                            found.add(queue)
         return found
 
     def _views_in(self, batch: RecordBatch) -> Iterator[Queue]:
@@ -836,7 +834,7 @@ class Broker:
             if not left:
                 self.dropped_death_count += 1
                 return None, b""
-            target = Target(exchange, key, target.route, target.log, left, target.through)
+            target = target.only(left)
         return target, stamped.properties
 
     def refuse(self, host: VirtualHost, queue: Queue, target: Target, properties: bytes, body: bytes) -> None:
@@ -1050,15 +1048,6 @@ class _Settle:
     def __call__(self) -> None:
         self._stretch.lane.settle(self._stretch.seq, self._stretch.count)
         self._broker.note_change(self._queue)
-
-
-def _entries(log: PartitionLog) -> Iterable[tuple[int, bytes, bytes]]:
-    offset = int(log.log_start)
-    while runs := log.read(offset):
-        for run in runs:
-            for index in range(run.first, run.last):
-                yield run.batch.offset_at(index), run.batch.keys[index], run.batch.values[index]
-        offset = runs[-1].batch.next_offset
 
 
 def _state(queue: Queue) -> journal.ViewState:

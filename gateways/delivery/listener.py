@@ -171,6 +171,34 @@ def _name_of(secured: TlsSocket, name_from: NameFrom) -> str | None:
     return None if certificate is None else name_in(certificate, name_from)
 
 
+class DoorListener:
+    """One address of a door: what is the same for all of them."""
+
+    def __init__(self, name: str, listener: Listener) -> None:
+        self.name = name
+        self._listener = listener
+        self._ended = trio.Event()
+
+    async def open(self, host: str, port: int) -> tuple[str, int]:
+        """Bind and listen; returns where."""
+        return await self._listener.open(host, port)
+
+    async def serve(self) -> None:
+        """Accept and serve; returns once drained."""
+        await self._listener.run()
+        self._ended.set()
+
+    async def drain(self) -> None:
+        """Accept nothing more; returns when the last connection has ended."""
+        self._listener.close()
+        await self._dismiss()
+        await self._ended.wait()
+
+    async def _dismiss(self) -> None:
+        """Tell everybody that the broker stops."""
+        raise NotImplementedError
+
+
 async def resolve(
     host: str, port: int
 ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]]]:

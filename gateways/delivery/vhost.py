@@ -75,6 +75,10 @@ class Target:
         # Only queues with reject-publish have to be asked before an append.
         self.byte_limits = [queue for queue in queues if queue.settings.overflow != "drop-head"]
 
+    def only(self, queues: tuple[Queue, ...]) -> "Target":
+        """The same for some of its queues."""
+        return Target(self.exchange, self.key, self.route, self.log, queues, self.through)
+
 
 class VirtualHost:
     def __init__(self, broker: "Broker", name: str) -> None:

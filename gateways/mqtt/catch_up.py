@@ -19,7 +19,7 @@ from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.core_log.storage.contract import Storage
-from headrace.gateways.mqtt.interest import KNOWN_TOPIC_BYTES_MAX, Delivery, Interests, Plan, Topic
+from headrace.gateways.mqtt.interest import Delivery, Interests, Plan, Topics
 from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Interest, Session
@@ -30,7 +30,6 @@ from headrace.gateways.mqtt.topics import filter_matches, is_shared, literal_beg
 _logger = logging.getLogger(__name__)
 
 SYS = PREFIX.encode()
-TOPICS_MAX = 65_536
 READ_BYTES = 512 * 1024
 # A round over more records than this is worth waiting for company.
 FAR_COUNT = 20_000
@@ -82,7 +81,7 @@ class CatchUp:
         self._key_scan = KeyScan(storage, log)
         self._behind: dict[Session, None] = {}
         self._interests = Interests()
-        self._topics: dict[bytes, Topic] = {}
+        self._topics = Topics(keys.topic_of)
         # Where the pass is.
         self._from = 0
         self.joined_count = 0
@@ -215,14 +214,7 @@ class CatchUp:
                 index = stop
 
     def _plan(self, key: bytes) -> Plan:
-        topic = self._topics.get(key)
-        if topic is None:
-            topic = Topic(self._keys.topic_of(key))
-            if len(key) <= KNOWN_TOPIC_BYTES_MAX:
-                if len(self._topics) >= TOPICS_MAX:
-                    self._topics.clear()
-                self._topics[key] = topic
-        return self._interests.plan(topic)
+        return self._interests.plan(self._topics[key])
 
     def _feed_some(
         self,

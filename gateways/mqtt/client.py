@@ -19,6 +19,7 @@ from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.inbox import Inbox
 from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
 from headrace.gateways.delivery.login import Identity, Refusal
@@ -123,7 +124,9 @@ class Client:
         self.packet_bytes_max = 0
         self.alias_max = 0
         self.window = config.inflight_max
-        self.last_received = door.broker.env.clock.monotonic()
+        self._inbox = Inbox(
+            connection, door.broker.env.clock, bytes_min=READ_BYTES_MIN, bytes_max=config.read_bytes_max
+        )
         self.session: Session | None = None
         self._place: Place | None = None
         self._member: Member | None = None
@@ -140,10 +143,8 @@ class Client:
             topics=door.topics,
             scans=door.scans,
         )
-        self._read_bytes = READ_BYTES_MIN
-        # What the vhost's tally does not have yet of the first, and what it has of the second.
-        self._received_bytes = self._tallied_bytes = 0
-        self._more = connection.has_more()
+        # What the vhost's tally has of the bytes that came and went.
+        self._tallied_in = self._tallied_out = 0
         self._scope = trio.CancelScope()
         # What came behind CONNECT before it was answered.
         self._early: list[Event] = []
@@ -252,33 +253,10 @@ class Client:
         self._room = None
 
     async def _read(self) -> bytes:
-        """What the socket has, up to an amount that grows while reads come back full."""
-        while True:
-            if not self._more:
-                await trio.lowlevel.wait_readable(self._socket)
-            try:
-                data = self._socket.recv(self._read_bytes)
-            except BlockingIOError:
-                self._more = self.connection.has_more()
-                if self._more:
-                    await trio.lowlevel.checkpoint()
-                continue
-            except OSError:
-                raise Ended from None
-            if not data:
-                raise Ended
-            self.last_received = self.door.broker.env.clock.monotonic()
-            self._received_bytes += len(data)
-            is_full = len(data) == self._read_bytes
-            was_more, self._more = self._more, is_full or self.connection.has_more()
-            if is_full:
-                self._read_bytes = min(self._read_bytes * 2, self.door.config.read_bytes_max)
-            elif len(data) < self._read_bytes // 4 and self._read_bytes > READ_BYTES_MIN:
-                self._read_bytes //= 2
-            if was_more:
-                # Others must have their turn even if this socket never runs dry.
-                await trio.lowlevel.checkpoint()
-            return data
+        data = await self._inbox.read()
+        if not data:
+            raise Ended
+        return data
 
     async def _first(self) -> list[Event]:
         """CONNECT, and what came with it."""
@@ -891,20 +869,24 @@ class Client:
         if self._room is not None and self.outbox.sent_count != self._sent_count:
             # What it sends waits until it has read: as long as it reads, it is there.
             self._sent_count = self.outbox.sent_count
-            self.last_received = now
+            self._inbox.note()
         if self.outbox.closed:
             # The peer is gone, and perhaps nobody reads to notice.
             self._scope.cancel()
-        elif self.keep_alive_s and self._blocked is None and now - self.last_received > PATIENCE * self.keep_alive_s:
+        elif (
+            self.keep_alive_s
+            and self._blocked is None
+            and now - self._inbox.last_received > PATIENCE * self.keep_alive_s
+        ):
             _log.info("connection closed: keep alive ran out", extra=self._who())
             self.dismiss(ReasonCode.KEEP_ALIVE_TIMEOUT)
 
     def _count_bytes(self) -> None:
         if self._place is not None:
-            tally, sent = self._place.hub.tally, self.outbox.sent_count
-            tally.bytes_received += self._received_bytes
-            tally.bytes_sent += sent - self._tallied_bytes
-            self._received_bytes, self._tallied_bytes = 0, sent
+            tally, received, sent = self._place.hub.tally, self._inbox.received_count, self.outbox.sent_count
+            tally.bytes_received += received - self._tallied_in
+            tally.bytes_sent += sent - self._tallied_out
+            self._tallied_in, self._tallied_out = received, sent
 
     # -- alarms ---------------------------------------------------------------------------------------------------
 
@@ -915,7 +897,7 @@ class Client:
             self._blocked = trio.Event()
             await self._blocked.wait()
         self._blocked = None
-        self.last_received = self.door.broker.env.clock.monotonic()
+        self._inbox.note()
 
     def reconsider(self) -> None:
         """An alarm was raised or cleared."""

@@ -28,7 +28,17 @@ from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import CatchUp, Progress, Translated
 from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.encoder import encode_publish_run, publish_first_byte
-from headrace.gateways.mqtt.interest import KNOWN_TOPIC_BYTES_MAX, Delivery, Interests, Plan, Shape, Topic
+from headrace.gateways.mqtt.interest import (
+    KNOWN_TOPIC_BYTES_MAX,
+    TOPICS_MAX,
+    Delivery,
+    Interests,
+    Plan,
+    Shape,
+    Topic,
+    Topics,
+    identifiers_of,
+)
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import PublishScans, encode_blob, encode_subscription_identifiers
 from headrace.gateways.mqtt.reasons import Version
@@ -43,7 +53,6 @@ _log = logging.getLogger(__name__)
 
 EXCHANGE = "amq.topic"
 SYS = PREFIX.encode()
-TOPICS_MAX = 65_536
 STATE_PERIOD_S = 1.0
 GATHER_S = 0.05
 GATHERS_MAX = 40
@@ -91,7 +100,7 @@ class Hub:
             now = self.broker.env.clock.monotonic()
             self.sys_topics = SysTopics(shared.version, self.tally, self._figures, now)
         self._interests = Interests()
-        self._topics: dict[bytes, Topic] = {}
+        self._topics = Topics(shared.keys.topic_of)
         self._targets: dict[bytes, Target] = {}
         self._catch_up = CatchUp(
             self.log,
@@ -143,7 +152,7 @@ class Hub:
                 for index in range(first, last):
                     full = [queue for queue in target.byte_limits if not queue.admits(1, len(payloads[index]))]
                     reached = self.broker.publish(
-                        _without(target, full) if full else target,
+                        _not_for(target, full) if full else target,
                         blobs[index : index + 1],
                         payloads[index : index + 1],
                         attributes=attributes,
@@ -211,20 +220,9 @@ class Hub:
 
     # -- what was appended --------------------------------------------------------------------------------------
 
-    def _topic(self, key: bytes) -> Topic:
-        topic = self._topics.get(key)
-        if topic is None:
-            topic = Topic(self.shared.keys.topic_of(key))
-            if len(key) > KNOWN_TOPIC_BYTES_MAX:
-                return topic
-            if len(self._topics) >= TOPICS_MAX:
-                self._topics.clear()
-            self._topics[key] = topic
-        return topic
-
     def wants(self, key: bytes) -> bool:
         """Whether somebody who is connected would get a message with this key."""
-        return bool(self._interests.plan(self._topic(key)).deliveries)
+        return bool(self._interests.plan(self._topics[key]).deliveries)
 
     def take(self, batch: RecordBatch, first: int, last: int) -> None:
         """Records were appended to the log, over whichever door."""
@@ -232,14 +230,14 @@ class Hub:
         plan_of = self._interests.plan
         while first < last:
             key = keys[first]
-            topic = self._topic(key)
+            topic = self._topics[key]
             plan = plan_of(topic)
             count = last - first
             alike = keys[last - 1] is key and keys[first:last].count(key) == count
             end = last
             if not alike:
                 end = first + 1
-                while end < last and (keys[end] is key or plan_of(self._topic(keys[end])) is plan):
+                while end < last and (keys[end] is key or plan_of(self._topics[keys[end]]) is plan):
                     end += 1
             for attributes, low, high in batch.attributes.spans(first, end):
                 if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
@@ -261,7 +259,7 @@ class Hub:
         for index in range(low, high):
             properties = batch.properties[index]
             message = self.shared.to_mqtt(properties)
-            name = self._topic(batch.keys[index]).name
+            name = self._topics[batch.keys[index]].name
             if name.startswith(SYS):
                 # Nobody speaks for the broker, over no door.
                 continue
@@ -405,7 +403,7 @@ class Hub:
         link = session.link
         if link is None:
             return
-        identifiers = _identifiers(interest, link.version)
+        identifiers = identifiers_of(interest, link.version)
         found = self.retained.matching(interest.filter, self.broker.env.clock.wall_us())
         if self.sys_topics is not None:
             found += self.sys_topics.matching(interest.filter, self.broker.env.clock.monotonic())
@@ -752,15 +750,8 @@ class Hub:
         self.write_states()
 
 
-def _without(target: Target, full: Sequence[Queue]) -> Target:
-    left = tuple(queue for queue in target.queues if queue not in full)
-    return Target(target.exchange, target.key, target.route, target.log, left)
-
-
-def _identifiers(interest: Interest, version: Version) -> bytes:
-    if not interest.identifier or version is not Version.V5:
-        return b""
-    return encode_subscription_identifiers((interest.identifier,))
+def _not_for(target: Target, full: Sequence[Queue]) -> Target:
+    return target.only(tuple(queue for queue in target.queues if queue not in full))
 
 
 def _marked(blobs: Sequence[bytes], shape: Shape) -> Sequence[bytes]:

@@ -5,7 +5,7 @@ All subscriptions of a session that match a topic are one delivery, with the hig
 the same share its bytes. Neighbours: filtering/topics.py matches, hub.py asks, session.py is asked to take it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.filtering.topics import MQTT, TopicTrie
@@ -16,6 +16,7 @@ from headrace.gateways.mqtt.session import Interest, Session
 PLANS_MAX = 16_384
 # Whoever keeps topics keeps no longer ones: what is kept for strangers is bounded in bytes too.
 KNOWN_TOPIC_BYTES_MAX = 256
+TOPICS_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,28 @@ class Topic:
         self.text = name.decode()
         self.helds: tuple[Held, ...] | None = None
         self.plan: Plan | None = None
+
+
+class Topics(dict[bytes, Topic]):
+    """Topics by routing key, made when they are first asked for. Full means start again; long ones are not kept."""
+
+    def __init__(self, topic_of: Callable[[bytes], bytes]) -> None:
+        self._topic_of = topic_of
+
+    def __missing__(self, key: bytes) -> Topic:
+        topic = Topic(self._topic_of(key))
+        if len(key) <= KNOWN_TOPIC_BYTES_MAX:
+            if len(self) >= TOPICS_MAX:
+                self.clear()
+            self[key] = topic
+        return topic
+
+
+def identifiers_of(interest: Interest, version: Version) -> bytes:
+    """Of one subscription, to be put behind the properties of what it is sent."""
+    if not interest.identifier or version is not Version.V5:
+        return b""
+    return encode_subscription_identifiers((interest.identifier,))
 
 
 class Interests:

@@ -11,13 +11,12 @@ import trio
 
 from headrace.controller.changes import Change, DeletePermission, DeleteUser, DeleteVhost, PutPermission
 from headrace.controller.snapshot import Snapshot
-from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import QOS_MASK, QOS_SHIFT
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits
-from headrace.gateways.delivery.listener import Connection, Listener, TlsSide
+from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.mqtt import state
@@ -97,7 +96,7 @@ class MqttDoor:
                 else:
                     place.hub.retained.put(message)
         kept: dict[bytes, tuple[int, bytes]] = {}
-        for offset, key, value in _entries(self._shared.sessions_log):
+        for offset, key, value in self._shared.sessions_log.entries():
             kept[key] = (offset, value)
         for key, (offset, value) in kept.items():
             vhost, client_id = state.split_key(key)
@@ -107,27 +106,23 @@ class MqttDoor:
 
     def _retained(self) -> list[tuple[str, bytes, Retained | None]]:
         found = []
-        log = self._shared.retained_log
-        offset = int(log.log_start)
-        while runs := log.read(offset):
-            for run in runs:
-                batch = run.batch
-                for index in range(run.first, run.last):
-                    vhost, topic = state.split_key(batch.keys[index])
-                    payload = batch.values[index]
-                    message = None
-                    if payload:
-                        message = Retained(
-                            topic,
-                            batch.properties[index],
-                            payload,
-                            (batch.attributes.at(index) & QOS_MASK) >> QOS_SHIFT,
-                            batch.expiries.at(index),
-                            batch.timestamps.at(index),
-                            batch.origins.at(index),
-                        )
-                    found.append((vhost, topic, message))
-            offset = int(runs[-1].batch.next_offset)
+        for run in self._shared.retained_log.runs():
+            batch = run.batch
+            for index in range(run.first, run.last):
+                vhost, topic = state.split_key(batch.keys[index])
+                payload = batch.values[index]
+                message = None
+                if payload:
+                    message = Retained(
+                        topic,
+                        batch.properties[index],
+                        payload,
+                        (batch.attributes.at(index) & QOS_MASK) >> QOS_SHIFT,
+                        batch.expiries.at(index),
+                        batch.timestamps.at(index),
+                        batch.origins.at(index),
+                    )
+                found.append((vhost, topic, message))
         return found
 
     def _may_publish(self, user: str, vhost: str, topic: str, client_id: str) -> bool:
@@ -223,17 +218,15 @@ class MqttDoor:
                         client.rights_changed()
 
 
-class MqttListener:
+class MqttListener(DoorListener):
     """One address of the door."""
 
     def __init__(self, name: str, door: MqttDoor, tls: TlsSide | None = None, *, websocket: bool = False) -> None:
-        self.name = name
-        self._door = door
         serve = self._serve_websocket if websocket else door.serve
-        self._listener = Listener(serve, door.limits, door.alarms, tls)
+        super().__init__(name, Listener(serve, door.limits, door.alarms, tls))
+        self._door = door
         # Of those who have not got their WebSocket yet.
         self._shaking: set[trio.CancelScope] = set()
-        self._ended = trio.Event()
 
     async def _serve_websocket(self, connection: Connection) -> None:
         config = self._door.config
@@ -249,32 +242,8 @@ class MqttListener:
             finally:
                 carried.socket.close()
 
-    async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Bind and listen; returns where."""
-        return await self._listener.open(host, port)
-
-    async def serve(self) -> None:
-        """Accept and serve; returns once drained."""
-        await self._listener.run()
-        self._ended.set()
-
-    async def drain(self) -> None:
-        """Accept nothing more; tell everybody that the broker stops (0x8B)."""
-        self._listener.close()
+    async def _dismiss(self) -> None:
         for scope in self._shaking:
             scope.cancel()
         for client in list(self._door.clients):
             client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN)
-        await self._ended.wait()
-
-
-def _entries(log: PartitionLog) -> list[tuple[int, bytes, bytes]]:
-
-    found: list[tuple[int, bytes, bytes]] = []
-    offset = int(log.log_start)
-    while runs := log.read(offset):
-        for run in runs:
-            for index in range(run.first, run.last):
-                found.append((run.batch.offset_at(index), run.batch.keys[index], run.batch.values[index]))
-        offset = int(runs[-1].batch.next_offset)
-    return found

@@ -19,8 +19,7 @@ from headrace.core_log.record import Protocol as Vocabulary
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue, QueueSettings, View
 from headrace.gateways.mqtt.hub import EXCHANGE, Hub
-from headrace.gateways.mqtt.properties import encode_subscription_identifiers
-from headrace.gateways.mqtt.reasons import Version
+from headrace.gateways.mqtt.interest import identifiers_of
 from headrace.gateways.mqtt.session import Extra, Interest, Outcome, Session
 from headrace.gateways.mqtt.topics import is_shared, parse_filter
 
@@ -52,9 +51,7 @@ class Member:
         shared = self._hub.shared
         batch = stretch.loaded()
         link = self.session.link
-        identifiers = b""
-        if self.interest.identifier and link is not None and link.version is Version.V5:
-            identifiers = encode_subscription_identifiers((self.interest.identifier,))
+        identifiers = b"" if link is None else identifiers_of(self.interest, link.version)
         hides_dollar = self._filter[:1] in ("+", "#")
         while stretch.count:
             index = stretch.index

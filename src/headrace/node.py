@@ -36,7 +36,7 @@ from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits
-from headrace.gateways.delivery.listener import TlsSide, is_loopback, resolve
+from headrace.gateways.delivery.listener import DoorListener, TlsSide, is_loopback, resolve
 from headrace.gateways.delivery.meter import SystemMeter, Watch
 from headrace.gateways.delivery.tls import TlsError, load_context
 from headrace.gateways.delivery.turn import Turn
@@ -219,7 +219,7 @@ def _definition_problems(config: Config, snapshot: Snapshot) -> list[str]:
 class _Listening:
     """A listener behind the node's idea of a door."""
 
-    def __init__(self, listener: AmqpListener | MqttListener) -> None:
+    def __init__(self, listener: DoorListener) -> None:
         self.name = listener.name
         self._listener = listener
         self.serve = listener.serve

@@ -1,0 +1,57 @@
+"""Bytes that come in on one connection. Driver of a socket's receiving side; outbox.py is the other.
+
+Reads grow while they come back full and shrink when they do not, so that an idle connection holds little and a busy one
+is cut in large pieces.
+"""
+
+import trio
+
+from headrace.core_log.env import Clock
+from headrace.gateways.delivery.listener import Connection
+
+
+class Inbox:
+    def __init__(self, connection: Connection, clock: Clock, *, bytes_min: int, bytes_max: int) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._bytes_min = self._bytes = bytes_min
+        self._bytes_max = bytes_max
+        # There is something to be had without waiting for the descriptor.
+        self._more = connection.has_more()
+        self.last_received = clock.monotonic()
+        self.received_count = 0
+
+    async def read(self) -> bytes:
+        """What has come, at least one byte; empty when the connection is over."""
+        connection = self._connection
+        while True:
+            if not self._more:
+                await trio.lowlevel.wait_readable(connection.socket)
+            try:
+                data = connection.socket.recv(self._bytes)
+            except BlockingIOError:
+                self._more = connection.has_more()
+                if self._more:
+                    await trio.lowlevel.checkpoint()
+                continue
+            except OSError:
+                return b""
+            if not data:
+                return b""
+            self.note()
+            self.received_count += len(data)
+            # A read that filled its buffer left more behind: it is asked for again without waiting.
+            is_full = len(data) == self._bytes
+            was_more, self._more = self._more, is_full or connection.has_more()
+            if is_full:
+                self._bytes = min(self._bytes * 2, self._bytes_max)
+            elif len(data) < self._bytes // 4 and self._bytes > self._bytes_min:
+                self._bytes //= 2
+            if was_more:
+                # Others must have their turn even if this socket never runs dry.
+                await trio.lowlevel.checkpoint()
+            return data
+
+    def note(self) -> None:
+        """It was heard of just now, or could not be."""
+        self.last_received = self._clock.monotonic()
