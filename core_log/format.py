@@ -54,7 +54,8 @@ assert HASHED_FROM + HASHED_HEADER.size == HEADER_SIZE
 FLAG_FIRST_OF_SEGMENT = 1
 FLAG_GAP = 2
 FLAG_COMPACTED = 4
-KNOWN_FLAGS = FLAG_FIRST_OF_SEGMENT | FLAG_GAP | FLAG_COMPACTED
+FLAG_DENSE = 8
+KNOWN_FLAGS = FLAG_FIRST_OF_SEGMENT | FLAG_GAP | FLAG_COMPACTED | FLAG_DENSE
 
 NO_PRODUCER = bytes(16)
 NO_SEQUENCE = -1
@@ -112,7 +113,7 @@ class BatchHeader(NamedTuple):
     def producer(self) -> Producer | None:
         if self.first_sequence == NO_SEQUENCE:
             return None
-        return Producer(self.producer_id, self.producer_epoch, self.first_sequence)
+        return Producer(self.producer_id, self.producer_epoch, self.first_sequence, dense=self.flags & FLAG_DENSE != 0)
 
 
 class SegmentHead(NamedTuple):
@@ -194,7 +195,7 @@ def encode(
         fixed.append(struct.pack(f"<{len(tags)}Q", *tag_hashes))
         fixed.append(struct.pack(f"<{len(tags)}H", *(len(tag.encode()) for tag in tags)))
         fixed.append(struct.pack(f"<{counts[9]}H{len(places)}H", *map(len, batch.tag_sets[1:]), *places))
-    flags = 0
+    flags = FLAG_DENSE if batch.producer is not None and batch.producer.dense else 0
     if batch.offsets is not None:
         flags |= FLAG_COMPACTED
         counts[11] = count

@@ -19,7 +19,7 @@ from headrace.core_log.checkpoint import Checkpoint, CheckpointFile
 from headrace.core_log.config import LogConfig
 from headrace.core_log.env import Clock, Ids
 from headrace.core_log.epochs import EpochHistory
-from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Refused, UnknownFormat
+from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Refused, SequenceRefused, UnknownFormat
 from headrace.core_log.format import (
     HEADER_SIZE,
     SEGMENT_HEAD_SIZE,
@@ -512,7 +512,6 @@ class PartitionLog:
         properties: Sequence[bytes],
         values: Sequence[bytes],
         *,
-        dense: bool = False,
         timestamp_us: int,
         attributes: int = 0,
         expiry_us: int = 0,
@@ -523,9 +522,9 @@ class PartitionLog:
     ) -> list[Appended]:
         """Idempotent append: record i has sequence first_sequence + i; what was written before is not written again.
 
-        The last entry's next_offset is what a commit must pass before any of them is acknowledged. `dense` is
-        for outboxes, whose numbers have no gaps. Raises SequenceRefused and takes nothing when one of them may
-        not be acknowledged; DiskFull when some may have been taken: the same call later takes the rest.
+        The last entry's next_offset is what a commit must pass before any of them is acknowledged. Raises
+        SequenceRefused and takes nothing when one of them may not be acknowledged; DiskFull when some may have been
+        taken: the same call later takes the rest.
         """
         if tags or headers:
             _check_sizes(tags, headers)
@@ -534,7 +533,7 @@ class PartitionLog:
         # The table knows what is written; a batch of the same producer may still be open.
         if self._open is not None and self._open.producer is not None:
             self.seal()
-        wanted = table.unseen(producer, len(values), dense=dense, now_us=now_us)
+        wanted = table.unseen(producer, len(values), now_us=now_us)
         written = []
         for first, end in wanted:
             self.seal()
@@ -557,6 +556,73 @@ class PartitionLog:
             # Seen before, perhaps a moment ago: acknowledged when everything so far is safe.
             written.append(Appended(None, self.end))
         return written
+
+    def append_dense(
+        self,
+        producer: Producer,
+        keys: Sequence[bytes],
+        properties: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        settled: int = 0,
+        timestamp_us: int,
+        attributes: int = 0,
+        expiry_us: int = 0,
+        route_set: RouteSet = (),
+        origin: int = 0,
+        tags: tuple[str, ...] = (),
+        headers: Sequence[Headers] | None = None,
+    ) -> Appended:
+        """Idempotent append for an outbox: record i has number first_sequence + i, and no number was left out.
+
+        What is below `next_sequence` is in the log and not written again, however long ago it came; calls that follow
+        one another share a batch. A commit must pass next_offset before any of them is settled. `settled`: the
+        outbox has done with everything below, whether this log still knows of it or not. Raises SequenceRefused for a
+        gap or a generation that is over, and DiskFull; then nothing was taken.
+        """
+        if tags or headers:
+            _check_sizes(tags, headers)
+        following = max(self.next_sequence(producer.id, producer.epoch), settled)
+        low = following - producer.first_sequence
+        if low < 0:
+            raise SequenceRefused(f"number {producer.first_sequence} leaves a gap: expected at most {following}")
+        if low >= len(values):
+            # Seen before, perhaps a moment ago: settled when everything so far is safe.
+            return Appended(None, self.end)
+        batch = self._open
+        if batch is None or self._is_full(batch) or not _goes_on(batch, producer, following):
+            self.seal()
+            batch = self._begin(Producer(producer.id, producer.epoch, following, dense=True))
+        first = batch.add(
+            keys[low:],
+            properties[low:],
+            values[low:],
+            timestamp_us=timestamp_us,
+            attributes=attributes,
+            expiry_us=expiry_us,
+            route_set=route_set,
+            origin=origin,
+            tags=tags,
+            headers=None if headers is None else headers[low:],
+        )
+        return Appended(Run(batch, first, batch.count), batch.next_offset)
+
+    def next_sequence(self, owner: bytes, generation: int) -> int:
+        """The next number of an outbox: everything below is in this log, though perhaps not committed.
+
+        Raises SequenceRefused for a generation that is over.
+        """
+        # The table knows what is written; what is gathered may be the outbox's, too.
+        if self._open is not None and self._open.producer is not None:
+            known = self._open.producer
+            if known.id == owner and known.epoch == generation:
+                return known.first_sequence + self._open.count
+            self.seal()
+        return self._load_producers().next_sequence(owner, generation)
+
+    def forget_producer(self, owner: bytes) -> None:
+        """An outbox is gone for good, and will not send anything again."""
+        self._load_producers().forget(owner, self.shared.clock.wall_us())
 
     def _begin(self, producer: Producer | None = None) -> RecordBatch:
         self._open = RecordBatch(self.written_end, self.epoch, producer)
@@ -1117,6 +1183,12 @@ def _pass_over(segment: Segment, position: int, offset: int, end: int, hashes: S
         offset = next_offset
         window = _GLIMPSE_BYTES if size > _GLIMPSE_WINDOW // 8 else _GLIMPSE_WINDOW
     return None, offset
+
+
+def _goes_on(batch: RecordBatch, producer: Producer, number: int) -> bool:
+    """This number of an outbox is the next of a batch."""
+    known = batch.producer
+    return known == Producer(producer.id, producer.epoch, number - batch.count, dense=True)
 
 
 def _is_old(segment: Segment, before_us: int | None) -> bool:

@@ -1,9 +1,10 @@
 """What idempotent producers have written to one partition. Machine; pure.
 
 Per producer the last 4,096 sequences are kept as intervals: an unseen one is written, a seen one is acknowledged
-and not written, one below the window is refused, never acknowledged (O4). Internal producers (outboxes)
-number densely, so for them a gap is refused too. State is rebuilt from the headers of idempotent batches; a
-snapshot at each roll keeps it when retention takes the records.
+and not written, one below the window is refused, never acknowledged (O4). Our own outboxes (outbox.py) number
+densely: for them everything below the next number is seen, however long ago, and a gap is refused. They are remembered
+until their owner is forgotten; clients until they were silent for the expiry. State is rebuilt from the headers of
+idempotent batches; a snapshot at each roll keeps it when retention takes the records.
 """
 
 import struct
@@ -16,6 +17,8 @@ from headrace.core_log.intervals import Intervals
 from headrace.core_log.record import Producer
 
 WINDOW = 4096
+# When an outbox was used: it does not grow old.
+NEVER_US = 2**63 - 1
 
 #     | magic "HRprod01" | next offset u64 | producers u32 | then for each:
 #     | id 16 bytes | epoch u32 | used at us i64 | intervals u32 | then first u64, end u64 of each | ... | hash u64
@@ -50,7 +53,22 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._states)
 
-    def unseen(self, producer: Producer, count: int, *, dense: bool, now_us: int) -> list[tuple[int, int]]:
+    def next_sequence(self, one: bytes, epoch: int) -> int:
+        """The number after the last that this producer wrote. Raises SequenceRefused for an epoch that is over."""
+        state = self._states.get(one)
+        if state is None or epoch > state.epoch:
+            return 0
+        if epoch < state.epoch:
+            raise SequenceRefused(f"producer epoch {epoch} is fenced by epoch {state.epoch}")
+        return state.next_sequence
+
+    def forget(self, one: bytes, now_us: int) -> None:
+        """An outbox is gone for good: what it wrote is forgotten like what clients wrote."""
+        state = self._states.get(one)
+        if state is not None:
+            state.used_us = min(state.used_us, now_us)
+
+    def unseen(self, producer: Producer, count: int, *, now_us: int) -> list[tuple[int, int]]:
         """Which of the sequences first..first+count-1 are to be written, as (first, end) ranges.
 
         Raises SequenceRefused when even one may not be acknowledged; nothing is changed then.
@@ -59,18 +77,12 @@ class ProducerTable:
         state = self._states.get(producer.id)
         if state is None:
             self._make_room(now_us)
-            if dense and first != 0:
-                raise SequenceRefused(f"sequence {first} from a producer that has written nothing: expected 0")
             return [(first, end)]
         if producer.epoch < state.epoch:
             raise SequenceRefused(f"producer epoch {producer.epoch} is fenced by epoch {state.epoch}")
         if producer.epoch > state.epoch:
-            if dense and first != 0:
-                raise SequenceRefused(f"sequence {first} opens producer epoch {producer.epoch}: expected 0")
             return [(first, end)]
         following = state.next_sequence
-        if dense and first > following:
-            raise SequenceRefused(f"sequence {first} leaves a gap: expected at most {following}")
         if first < following - WINDOW:
             raise SequenceRefused(
                 f"sequence {first} is below the window of {WINDOW} behind {following}: outcome unknown"
@@ -79,6 +91,8 @@ class ProducerTable:
 
     def note(self, producer: Producer, count: int, used_us: int) -> None:
         """These sequences are in the log now."""
+        if producer.dense:
+            used_us = NEVER_US
         state = self._states.get(producer.id)
         if state is None or producer.epoch > state.epoch:
             state = self._states[producer.id] = _State(producer.epoch, used_us)
@@ -87,13 +101,15 @@ class ProducerTable:
         state.seen.cut_below(state.next_sequence - WINDOW)
 
     def _make_room(self, now_us: int) -> None:
+        """For a client. Outboxes are as many as there are queues and the like, and are not counted."""
         if len(self._states) < self._count_max:
             return
         dead = [one for one, state in self._states.items() if state.used_us < now_us - self._expiry_us]
         for one in dead:
             del self._states[one]
-        if not dead:
-            raise SequenceRefused(f"{len(self._states)} producers are known here, the most that are kept")
+        count = sum(state.used_us != NEVER_US for state in self._states.values())
+        if count >= self._count_max:
+            raise SequenceRefused(f"{count} producers are known here, the most that are kept")
 
     def encode(self, now_us: int) -> bytes:
         """A snapshot; producers not heard of for longer than the expiry are left out."""

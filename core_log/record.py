@@ -56,6 +56,8 @@ class Producer(NamedTuple):
     id: bytes  # 16 bytes
     epoch: int
     first_sequence: int
+    # An outbox of ours (outbox.py): its numbers have no gaps, and are remembered while it lives.
+    dense: bool = False
 
 
 class RouteReference(NamedTuple):

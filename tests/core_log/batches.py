@@ -16,7 +16,9 @@ small_set = st.lists(U32, max_size=5, unique=True).map(tuple)
 large_set: st.SearchStrategy[RouteSet] = st.integers(0, 1000).map(lambda first: tuple(range(first, first + 70)))
 tags = st.lists(st.text(max_size=8), max_size=4, unique=True).map(tuple)
 header = st.tuples(st.binary(max_size=6), st.binary(max_size=12))
-producers = st.none() | st.builds(Producer, st.binary(min_size=16, max_size=16), U32, st.integers(0, 2**63 - 1))
+producers = st.none() | st.builds(
+    Producer, st.binary(min_size=16, max_size=16), U32, st.integers(0, 2**63 - 1), st.booleans()
+)
 
 
 @st.composite

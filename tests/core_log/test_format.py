@@ -327,7 +327,7 @@ def reforged(header: BatchHeader, **changes: int) -> bytes:
     return forged(data)
 
 
-@pytest.mark.parametrize("changes", [{"version": 2}, {"codec": 2}, {"flags": 8}, {"flags": 2, "gap": 99}])
+@pytest.mark.parametrize("changes", [{"version": 2}, {"codec": 2}, {"flags": 16}, {"flags": 2, "gap": 99}])
 def test_what_a_later_release_may_write_is_unknown_and_not_corrupt(changes: dict[str, int]) -> None:
     header = maybe_header(stored(rich_batch()), 0, 1)
     assert header is not None

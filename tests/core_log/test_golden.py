@@ -175,7 +175,7 @@ def test_producers_are_restored_and_encoded_to_the_same_bytes() -> None:
     table = ProducerTable(expiry_us=10**12, count_max=10)
     table.restore(golden("producers"))
     assert table.next_offset == 77
-    assert table.unseen(Producer(b"a" * 16, 1, 3), 9, dense=False, now_us=NOW_US) == [(5, 10)]
+    assert table.unseen(Producer(b"a" * 16, 1, 3), 9, now_us=NOW_US) == [(5, 10)]
     assert table.encode(NOW_US) == golden("producers")
 
 

@@ -13,6 +13,7 @@ from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Ref
 from headrace.core_log.format import HEADER_SIZE, SEGMENT_HEAD_SIZE, BatchHeader, maybe_header
 from headrace.core_log.key_index import KeyIndex
 from headrace.core_log.log import CHECKPOINT, EPOCHS, PRODUCERS, PartitionLog
+from headrace.core_log.producers import WINDOW
 from headrace.core_log.record import Gap, Producer
 from headrace.core_log.segment import Segment
 from headrace.core_log.storage.memory import MemoryStorage
@@ -47,13 +48,13 @@ class Disk:
     def send(self, first: int, *values: bytes, epoch: int = 0, dense: bool = False) -> int:
         """An idempotent publish, committed; returns how many records it added."""
         before = self.log.end
-        self.log.append_once(
+        append = self.log.append_dense if dense else self.log.append_once
+        append(
             PRODUCER._replace(first_sequence=first, epoch=epoch),
             [b"k"] * len(values),
             [b""] * len(values),
             values,
             timestamp_us=1,
-            dense=dense,
         )
         self.commit()
         return self.log.end - before
@@ -613,6 +614,52 @@ def test_refused_sequence_takes_nothing() -> None:
         disk.send(2, b"c", dense=True)
     disk.commit()
     assert values_of(disk.log) == {0: b"a"}
+
+
+def test_numbers_of_an_outbox_are_seen_however_long_ago_they_came() -> None:
+    disk = Disk()
+    for first in range(0, 3 * WINDOW, 1024):
+        disk.send(first, *[b"x"] * 1024, dense=True)
+    assert disk.send(0, b"x", dense=True) == 0
+    assert disk.log.next_sequence(PRODUCER.id, 0) == 3 * WINDOW
+    assert disk.send(3 * WINDOW - 1, b"x", b"new", dense=True) == 1
+
+
+@pytest.mark.parametrize("settle", [lambda disk: None, lambda disk: disk.log.seal(), lambda disk: disk.commit()])
+def test_the_next_number_of_an_outbox_counts_what_is_gathered_too(settle: Callable[[Disk], None]) -> None:
+    disk = Disk()
+    assert disk.log.next_sequence(PRODUCER.id, 0) == 0
+    disk.log.append_dense(PRODUCER, [b"k"] * 2, [b""] * 2, [b"a", b"b"], timestamp_us=1)
+    settle(disk)
+    assert disk.log.next_sequence(PRODUCER.id, 0) == 2
+
+
+def test_appends_of_an_outbox_that_follow_one_another_share_a_batch() -> None:
+    disk = Disk()
+    for number in range(3):
+        producer = PRODUCER._replace(first_sequence=number)
+        disk.log.append_dense(producer, [b"k"], [b""], [b"%d" % number], timestamp_us=number, tags=(f"t{number}",))
+    disk.commit()
+    (run,) = disk.log.read(0)
+    assert run.batch.values == [b"0", b"1", b"2"]
+    assert run.batch.producer == PRODUCER._replace(dense=True)
+
+
+def test_an_outbox_that_has_settled_what_the_log_lost_goes_on_behind_it() -> None:
+    disk = Disk()
+    producer = PRODUCER._replace(first_sequence=5)
+    with pytest.raises(SequenceRefused, match="leaves a gap"):
+        disk.log.append_dense(producer, [b"k"], [b""], [b"a"], timestamp_us=1, settled=4)
+    disk.log.append_dense(producer, [b"k"], [b""], [b"a"], timestamp_us=1, settled=5)
+    assert disk.log.next_sequence(PRODUCER.id, 0) == 6
+
+
+def test_a_generation_of_an_outbox_that_is_over_is_refused() -> None:
+    disk = Disk()
+    disk.send(0, b"a", epoch=2, dense=True)
+    with pytest.raises(SequenceRefused, match="fenced"):
+        disk.send(1, b"b", epoch=1, dense=True)
+    assert disk.log.next_sequence(PRODUCER.id, 3) == 0
 
 
 def test_o4_lost_record_is_not_acknowledged_though_a_delete_was_committed_around_it() -> None:

@@ -429,14 +429,12 @@ class World:
         rows = [self._sequence_row(place, one) for one in sequences]
         self.done.append(f"append once {sequences[0]}+{count}")
         try:
-            written = log.append_once(
-                Producer(bytes([number + 1]) * 16, epoch, first),
-                [row.key for row in rows],
-                [row.properties for row in rows],
-                [row.value for row in rows],
-                dense=dense,
-                timestamp_us=self.clock.now_us,
-            )
+            producer = Producer(bytes([number + 1]) * 16, epoch, first)
+            columns = [row.key for row in rows], [row.properties for row in rows], [row.value for row in rows]
+            if dense:
+                written = [log.append_dense(producer, *columns, timestamp_us=self.clock.now_us)]
+            else:
+                written = log.append_once(producer, *columns, timestamp_us=self.clock.now_us)
         except DiskFull:
             place.ledger.perhaps.update(row.value for row in rows)
             return
