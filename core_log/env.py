@@ -16,13 +16,20 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
+    # The wall clock may be set while somebody waits for a time of it: nobody waits for longer than this at once.
+    wall_look_s: float
+
     def monotonic(self) -> float:
         """Seconds; never goes back."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970 UTC; may step both ways."""
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """A pause. Whoever waits for a certain time looks at the clock again behind it."""
+
+    async def sleep_until(self, monotonic_s: float) -> None:
+        """Something is due when `monotonic` shows this; a virtual clock stops there on its way."""
 
 
 class Ids(Protocol):

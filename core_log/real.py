@@ -25,6 +25,8 @@ _Job = tuple[Callable[[], Any], trio.lowlevel.Task, trio.lowlevel.TrioToken]
 
 
 class SystemClock:
+    wall_look_s = 60.0
+
     def monotonic(self) -> float:
         return time.monotonic()
 
@@ -33,6 +35,9 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
+
+    async def sleep_until(self, monotonic_s: float) -> None:
+        await trio.sleep(max(0.0, monotonic_s - time.monotonic()))
 
 
 class SystemIds:

@@ -19,6 +19,7 @@ from headrace.gateways.amqp.session import Session
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.inbox import STALL_S
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
@@ -104,9 +105,12 @@ class AmqpDoor:
         clock = self.broker.env.clock
         deliveries_due = 0.0
         while True:
+            before = clock.monotonic()
             await clock.sleep(1)
             now = clock.monotonic()
             for session in list(self.sessions):
+                if now - before > STALL_S:
+                    session.excuse()
                 session.beat(now)
             if now >= deliveries_due:
                 deliveries_due = now + self._deliveries_period_s()

@@ -591,6 +591,10 @@ class Session:
 
     # -- asked from outside -------------------------------------------------------------------------------------------
 
+    def excuse(self) -> None:
+        """The broker was held up: the client may have sent what nobody has read yet."""
+        self._inbox.note()
+
     def beat(self, now: float) -> None:
         """Once a second: send a heartbeat when nothing else was sent, give up a peer that is silent for too long."""
         if self.outbox.closed:

@@ -26,8 +26,6 @@ from headrace.gateways.delivery.timers import Call, Timers
 
 _log = logging.getLogger(__name__)
 
-# A clock that was set forward is noticed after so long.
-LOOK_AGAIN_S = 60.0
 RETRY_S = 5.0
 
 # Deletes the queue if it is still unused; the answer of the second call decides, in the moment of the deletion.
@@ -67,7 +65,7 @@ class Expiry:
             if known[0] <= due_us:
                 return
             self._timers.cancel(known[1])
-        wait_s = min(max(0.0, (due_us - self._clock.wall_us()) / 1e6), LOOK_AGAIN_S)
+        wait_s = min(max(0.0, (due_us - self._clock.wall_us()) / 1e6), self._clock.wall_look_s)
         self._heads[queue] = (due_us, self._timers.after(wait_s, partial(self._look, queue)))
 
     def look_soon(self, queue: Queue) -> None:

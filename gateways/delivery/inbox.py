@@ -10,6 +10,11 @@ from headrace.core_log.env import Clock
 from headrace.gateways.delivery.listener import Connection
 
 
+# A sweep over the connections that comes so much too late was held up, or the machine slept: what clients sent
+# meanwhile has not been read yet, so their silence tells nothing.
+STALL_S = 5.0
+
+
 class Inbox:
     def __init__(self, connection: Connection, clock: Clock, *, bytes_min: int, bytes_max: int) -> None:
         self._connection = connection

@@ -66,5 +66,5 @@ class Timers:
             if due_ms is None:
                 await trio.sleep_forever()
             else:
-                await self._clock.sleep(max(0.0, due_ms / 1000 - self._clock.monotonic()))
+                await self._clock.sleep_until(due_ms / 1000)
         self._sleep = None

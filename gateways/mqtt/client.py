@@ -863,6 +863,10 @@ class Client:
         self.outbox.flush()
         self._scope.cancel()
 
+    def excuse(self) -> None:
+        """The broker was held up: the client may have sent what nobody has read yet."""
+        self._inbox.note()
+
     def check_alive(self, now: float) -> None:
         """Once a second."""
         self._count_bytes()

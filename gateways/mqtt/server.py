@@ -15,6 +15,7 @@ from headrace.core_log.record import QOS_MASK, QOS_SHIFT
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.inbox import STALL_S
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
@@ -170,9 +171,12 @@ class MqttDoor:
             if self.config.sys_period_s:
                 self._nursery.start_soon(self._tell_sys)
             while True:
+                before = clock.monotonic()
                 await clock.sleep(1)
                 now = clock.monotonic()
                 for client in list(self.clients):
+                    if now - before > STALL_S:
+                        client.excuse()
                     client.check_alive(now)
                 self.turn.end()
 

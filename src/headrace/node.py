@@ -40,6 +40,7 @@ from headrace.gateways.delivery.listener import DoorListener, TlsSide, is_loopba
 from headrace.gateways.delivery.meter import SystemMeter, Watch
 from headrace.gateways.delivery.tls import TlsError, load_context
 from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.http.server import HttpDoor, HttpListener
 from headrace.gateways.mapping import PropertyMapping
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.server import MqttDoor, MqttListener
@@ -108,7 +109,7 @@ class Reload:
 async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery) -> Delivery:
     """Metadata, views, doors: every door this release has; which of them open is the configuration's affair."""
     tls = _load_tls(config)
-    for name in ("amqps", "mqtts", "wss"):
+    for name in ("amqps", "mqtts", "wss", "https"):
         if tls is None and getattr(config.doors, name) is not None:
             _log.warning("the %s door stays closed: it needs tls.certificate and tls.key", name)
     hashing = trio.CapacityLimiter(HASHING_THREADS_MAX)
@@ -167,15 +168,21 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     nursery.start_soon(mqtt.run)
     amqp = AmqpDoor(broker, turn, access, authentication, limits, watch, config.amqp.door())
     nursery.start_soon(amqp.run)
-    doors: list[Door] = [
-        _Listening(AmqpListener("amqp", amqp)),
-        _Listening(MqttListener("mqtt", mqtt)),
-        _Listening(MqttListener("ws", mqtt, websocket=True)),
+    http = HttpDoor(broker, turn, access, authentication, limits, watch, config=config.http.door(), version=__version__)
+    listeners: list[DoorListener] = [
+        AmqpListener("amqp", amqp),
+        MqttListener("mqtt", mqtt),
+        MqttListener("ws", mqtt, websocket=True),
+        HttpListener("http", http),
     ]
     if tls is not None:
-        doors.append(_Listening(AmqpListener("amqps", amqp, tls)))
-        doors.append(_Listening(MqttListener("mqtts", mqtt, tls)))
-        doors.append(_Listening(MqttListener("wss", mqtt, tls, websocket=True)))
+        listeners += [
+            AmqpListener("amqps", amqp, tls),
+            MqttListener("mqtts", mqtt, tls),
+            MqttListener("wss", mqtt, tls, websocket=True),
+            HttpListener("https", http, tls),
+        ]
+    http.listeners = listeners
 
     async def reload(new: Config) -> Sequence[str]:
         """All of it is looked at before any of it counts."""
@@ -201,7 +208,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         await mqtt.close()
         await broker.close()
 
-    return Delivery(doors, close, reload, lambda: has_real_user(metadata.snapshot))
+    return Delivery([_Listening(one) for one in listeners], close, reload, lambda: has_real_user(metadata.snapshot))
 
 
 def _load_tls(config: Config) -> TlsSide | None:
@@ -236,9 +243,12 @@ async def run_node(
     stop: trio.Event,
     reload: Reload | None = None,
     doors: Callable[[Config, LogDirectory], Sequence[Door]] | None = None,
+    tune_process: bool = True,
     task_status: trio.TaskStatus[Mapping[str, Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `stop` is set, then drain and return. Started = every open door accepts; its value is where.
+
+    `tune_process`: the process is the broker's own, and its collector of garbage is set up for it.
 
     Raises what the log raises when the disk can no longer be trusted; the directory then counts as unclean.
     """
@@ -251,7 +261,8 @@ async def run_node(
         _log.info("data directory opened", extra={**_texts(identity), **told})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.run)
-            nursery.start_soon(_collect_garbage, env)
+            if tune_process:
+                nursery.start_soon(_collect_garbage, env)
             if doors is None:
                 delivery = await open_delivery(config, env, log, clean, nursery)
             else:

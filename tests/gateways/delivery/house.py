@@ -43,6 +43,8 @@ NO_PROPERTIES = b"\0\0"
 class Clock:
     """Trio's time; the wall clock can be set besides."""
 
+    wall_look_s = 60.0
+
     def __init__(self) -> None:
         self.set_by_us = 0
 
@@ -54,6 +56,9 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
+
+    async def sleep_until(self, monotonic_s: float) -> None:
+        await trio.sleep_until(monotonic_s)
 
 
 class Ids:

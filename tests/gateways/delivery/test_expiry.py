@@ -5,10 +5,9 @@ import trio
 from trio.testing import MockClock
 
 from headrace.controller.store import Fault
-from headrace.gateways.delivery.expiry import LOOK_AGAIN_S
 from headrace.gateways.delivery.queue import EXPIRED_PER_TURN
 
-from .house import House, Taker
+from .house import Clock, House, Taker
 
 SECOND_US = 1_000_000
 
@@ -91,7 +90,7 @@ async def test_a_wall_clock_set_forward_expires_what_it_has_passed(autojump_cloc
         await running.publish("waiting", b"old")
         await trio.sleep(1)
         house.clock.set_by_us = 2 * 3600 * SECOND_US
-        await trio.sleep(LOOK_AGAIN_S)
+        await trio.sleep(Clock.wall_look_s)
         assert queue.ready_count == 0
 
 
