@@ -14,6 +14,7 @@ from headrace.controller.entities import ApplyTo, Policy
 from headrace.controller.errors import Invalid
 from headrace.controller.patterns import compile_pattern
 from headrace.controller.table import Table
+from headrace.filtering.rules import InvalidRule, TagRules
 
 
 class Resource(Enum):
@@ -68,6 +69,16 @@ def _age(value: object) -> str | None:
     return "a number above 0 with one of the units Y, M, D, h, m, s"
 
 
+def _tag_rules(value: object) -> str | None:
+    if not isinstance(value, Mapping) or not value or not all(isinstance(tags, str) for tags in value.values()):
+        return "a table of patterns, each with the tags it gives as text"
+    try:
+        TagRules({str(pattern): tags for pattern, tags in value.items()})
+    except InvalidRule as error:
+        return f"rules that can be understood ({error})"
+    return None
+
+
 # Each check gives None, or what was expected.
 SETTINGS: Mapping[str, Callable[[object], str | None]] = {
     "alternate-exchange": _text,
@@ -88,6 +99,7 @@ SETTINGS: Mapping[str, Callable[[object], str | None]] = {
     "retention-bytes": _count(0),
     "retention-ms": _count(0),
     "stream-max-segment-size-bytes": _count(0),
+    "tag-rules": _tag_rules,
 }
 
 

@@ -29,6 +29,7 @@ from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog, Run
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
+from headrace.filtering.tags import Tags
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
@@ -601,6 +602,7 @@ class Broker:
             expiry_us=expiry_us,
             route_set=target.route_set,
             origin=origin,
+            tags=target.tags,
         )
         assert appended.run is not None
         self._arrived(target, log, appended.run, expiry_us)
@@ -637,6 +639,7 @@ class Broker:
                 attributes=attributes,
                 expiry_us=expiry_us,
                 route_set=target.route_set,
+                tags=target.tags,
             )
         except DiskFull:
             # Some may have been taken, and will count as published when they are sent again.
@@ -689,6 +692,7 @@ class Broker:
                 attributes=attributes,
                 expiry_us=batch.expiries.at(first),
                 origin=batch.origins.at(first),
+                tags=batch.tags_at(first),
             )
             assert copied.run is not None
             self._note_written(log)
@@ -802,7 +806,9 @@ class Broker:
             index = stretch.index
             name = names[index - first]
             (properties,) = self.properties_of(batch, index, index + 1)
-            target, properties = self._dead_target(host, queue, exchange, reason, name, batch.keys[index], properties)
+            target, properties = self._dead_target(
+                host, queue, exchange, reason, name, batch.keys[index], properties, batch.tags_at(index)
+            )
             reached: int | None = None
             if target is not None:
                 attributes = batch.attributes.at(index) & ~RELOCATED
@@ -818,7 +824,15 @@ class Broker:
                 target.log.when_committed(reached, settle)
 
     def _dead_target(
-        self, host: VirtualHost, queue: Queue, exchange: str, reason: Reason, name: bytes, key: bytes, properties: bytes
+        self,
+        host: VirtualHost,
+        queue: Queue,
+        exchange: str,
+        reason: Reason,
+        name: bytes,
+        key: bytes,
+        properties: bytes,
+        tags: Tags,
     ) -> tuple[Target | None, bytes]:
         """Where a dead record goes, and with what properties. No target: it would only go round in a cycle."""
         settings = queue.settings
@@ -828,7 +842,7 @@ class Broker:
         if settings.dead_letter_routing_key is not None:
             key = settings.dead_letter_routing_key.encode("utf-8", "surrogateescape")
         keys = [key.decode("utf-8", "surrogateescape"), *stamped.copies]
-        target = host.target(exchange, key, keys, stamped.headers)
+        target = host.target(exchange, key, keys, stamped.headers, tags=tags)
         left = tuple(other for other in target.queues if other.name not in stamped.cycling)
         if len(left) < len(target.queues):
             if not left:
@@ -845,7 +859,9 @@ class Broker:
         if host.router.exchange(exchange) is None:
             return
         name = target.exchange.encode("utf-8", "surrogateescape")
-        moved, stamped = self._dead_target(host, queue, exchange, Reason.MAXLEN, name, target.key, properties)
+        moved, stamped = self._dead_target(
+            host, queue, exchange, Reason.MAXLEN, name, target.key, properties, target.tags
+        )
         if moved is not None:
             self.publish(moved, [stamped], [body], attributes=int(Protocol.AMQP) | PERSISTENT)
             self.dead_letter_count += 1

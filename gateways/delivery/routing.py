@@ -16,8 +16,11 @@ is always there, takes no bindings, and leads to the queue that has the routing 
     x-consistent-hash   it is the one that the hash of the first routing key, of the header `hash-header` or of the
                         property `hash-property` falls to; its key is its weight. See _HashRing.
 
-Answers are cached per exchange and routing key, unless headers or properties were looked at. A change of an exchange
-drops the answers of that exchange and of all from which it can be reached, and gives exactly those a new version.
+A binding with the argument `x-filter` matches only messages whose tags its expression wants, whatever the kind.
+
+Answers are cached per exchange and routing key (and tags, where a filter was asked), unless headers or properties were
+looked at. A change of an exchange drops the answers of that exchange and of all from which it can be reached, and gives
+exactly those a new version.
 
 Invariants: a binding stands in its source and at its destination, or nowhere; a Route is current exactly as long as its
 exchange has the Route's version; two current Routes of one exchange with the same queues are the same object.
@@ -40,11 +43,14 @@ from xxhash import xxh3_64_intdigest
 from headrace.controller.entities import DestinationKind
 from headrace.controller.errors import Invalid, NotFound
 from headrace.controller.table import EMPTY, Table
+from headrace.filtering.expression import Expression, ExpressionError, parse
+from headrace.filtering.tags import NO_TAGS, Tags
 from headrace.filtering.topics import AMQP, CACHED_CHARS_MAX, TopicTrie
 
 Q = TypeVar("Q", bound=Hashable)
 
 DEFAULT_EXCHANGE: Final = ""
+FILTER: Final = "x-filter"
 
 # Headers or properties of a message, or how to get them: most routes never ask.
 Fields: TypeAlias = Mapping[str, object] | Callable[[], Mapping[str, object] | None] | None
@@ -95,6 +101,8 @@ class Route(Generic[Q]):
     reads_message: bool
     # The other exchanges that the message passes on its way.
     through: frozenset[str] = frozenset()
+    # The answer is for these tags only.
+    reads_tags: bool = False
 
 
 class Router(Generic[Q]):
@@ -168,6 +176,10 @@ class Router(Generic[Q]):
         sources = () if target is None else tuple(link.binding.source for link in target.links)
         self._changed((DEFAULT_EXCHANGE, *sources))
 
+    def exchange_changed(self, name: str) -> None:
+        """The same for an exchange."""
+        self._changed((name,))
+
     def remove_queue(self, queue: Q) -> tuple[str, ...]:
         """With all its bindings. Returns the auto-delete exchanges that were left without bindings."""
         target = self._queues.pop(queue, None)
@@ -195,7 +207,14 @@ class Router(Generic[Q]):
         target = self._exchanges.get(destination)
         return target is not None and self._unbind(source, target.target, key, arguments)
 
-    def route(self, exchange: str, keys: Sequence[str], headers: Fields = None, properties: Fields = None) -> Route[Q]:
+    def route(
+        self,
+        exchange: str,
+        keys: Sequence[str],
+        headers: Fields = None,
+        properties: Fields = None,
+        tags: Tags = NO_TAGS,
+    ) -> Route[Q]:
         """Where a message goes that was published to `exchange`. Raises NotFound.
 
         `keys` are the routing key and then those of CC and BCC, so at least one. `properties` are asked only for
@@ -205,16 +224,22 @@ class Router(Generic[Q]):
         if entered is None:
             raise NotFound(f"no exchange '{exchange}'")
         if len(keys) != 1:
-            return self._route(entered, keys, _Message(headers, properties))
+            return self._route(entered, keys, _Message(headers, properties, tags))
         route = entered.cache.get(keys[0])
+        if route is None and entered.by_tags:
+            route = entered.by_tags.get((keys[0], tags))
         if route is None:
-            route = self._route(entered, keys, _Message(headers, properties))
+            route = self._route(entered, keys, _Message(headers, properties, tags))
             # MQTT's keys may be far longer than AMQP's: those are routed each time, so the bound holds in bytes too.
             if not route.reads_message and len(keys[0]) <= CACHED_CHARS_MAX:
                 # Full means start again: the keys in use are back at once, and no hit pays for an order of use.
-                if len(entered.cache) >= self._cached_keys_max:
+                if len(entered.cache) + len(entered.by_tags) >= self._cached_keys_max:
                     entered.cache.clear()
-                entered.cache[keys[0]] = route
+                    entered.by_tags.clear()
+                if route.reads_tags:
+                    entered.by_tags[keys[0], tags] = route
+                else:
+                    entered.cache[keys[0]] = route
         return route
 
     def is_current(self, route: Route[Q]) -> bool:
@@ -268,8 +293,9 @@ class Router(Generic[Q]):
         identity = (target, binding.key, binding.arguments)
         if identity in source.links:
             return False
-        link = _Link(binding, target)
+        link = _Link(binding, target, _gate(source.settings, binding, target))
         source.matcher.add(link)
+        source.gate_count += link.is_filtered
         source.links[identity] = link
         target.links[link] = None
         self._changed((binding.source,))
@@ -281,6 +307,7 @@ class Router(Generic[Q]):
         if found is None or link is None:
             return False
         found.matcher.remove(link)
+        found.gate_count -= link.is_filtered
         del target.links[link]
         self._changed((source,))
         return True
@@ -291,6 +318,7 @@ class Router(Generic[Q]):
             source = self._exchanges[link.binding.source]
             del source.links[target, link.binding.key, link.binding.arguments]
             source.matcher.remove(link)
+            source.gate_count -= link.is_filtered
         sources = tuple(dict.fromkeys(link.binding.source for link in target.links))
         target.links.clear()
         return sources
@@ -317,8 +345,7 @@ class Router(Generic[Q]):
             found = self._exchanges.get(name)
             if found is not None:
                 found.version = self._version
-                found.cache.clear()
-                found.routes.clear()
+                found.forget()
                 upstream.update(link.binding.source for link in found.target.links)
             waiting.extend(upstream - seen)
             seen |= upstream
@@ -330,6 +357,8 @@ class Router(Generic[Q]):
         while waiting:
             exchange = waiting.popleft()
             targets = exchange.matcher.match(keys, message)
+            if exchange.gate_count:
+                targets = _behind_gates(targets, message)
             onward = []
             for target in targets:
                 if target.kind is DestinationKind.QUEUE:
@@ -345,22 +374,63 @@ class Router(Generic[Q]):
                         waiting.append(self._exchanges[name])
         found = tuple(target.queue for target in sorted(queues, key=_name) if target.queue is not None)
         through = frozenset(name for name in seen if name in self._exchanges) - {entered.settings.name}
-        route = entered.routes.get((found, message.was_read, through))
+        asked = (message.was_read, message.tags_read)
+        route = entered.routes.get((found, asked, through))
         if route is None:
-            route = Route(entered.settings.name, entered.version, found, not found, message.was_read, through)
-            entered.routes[found, message.was_read, through] = route
+            route = Route(
+                entered.settings.name, entered.version, found, not found, message.was_read, through, message.tags_read
+            )
+            entered.routes[found, asked, through] = route
         return route
+
+
+def _gate(exchange: Exchange, binding: Binding[Q], target: "_Target[Q]") -> "_Target[Q]":
+    """What a binding leads to: its target, or something before it that lets only some messages through."""
+    text = binding.arguments.get(FILTER)
+    if text is None:
+        return target
+    if not isinstance(text, str):
+        raise Invalid(f"{FILTER} of a binding is text, not {text!r}")
+    if exchange.kind is ExchangeKind.CONSISTENT_HASH:
+        raise Invalid(f"{FILTER} is not possible with an x-consistent-hash exchange: its bindings divide all there is")
+    try:
+        wanted = parse(text)
+    except ExpressionError as error:
+        raise Invalid(str(error)) from None
+    return _Target(target.kind, target.name, target.queue, behind=target, wanted=wanted)
+
+
+def _behind_gates(targets: "Collection[_Target[Q]]", message: "_Message") -> "Collection[_Target[Q]]":
+    """The targets that the message may reach."""
+    reached: dict[_Target[Q], None] = {}
+    for target in targets:
+        if target.wanted is None or target.behind is None:
+            reached[target] = None
+        elif target.wanted.matches(message.tags()):
+            reached[target.behind] = None
+    return reached
 
 
 class _Target(Generic[Q]):
     """A queue or an exchange that bindings lead to. One per thing, compared by identity."""
 
-    __slots__ = ("kind", "links", "name", "queue")
+    __slots__ = ("behind", "kind", "links", "name", "queue", "wanted")
 
-    def __init__(self, kind: DestinationKind, name: str, queue: Q | None = None) -> None:
+    def __init__(
+        self,
+        kind: DestinationKind,
+        name: str,
+        queue: Q | None = None,
+        *,
+        behind: "_Target[Q] | None" = None,
+        wanted: Expression | None = None,
+    ) -> None:
         self.kind = kind
         self.name = name
         self.queue = queue
+        # Of a gate: the target behind it, and what it lets through.
+        self.behind = behind
+        self.wanted = wanted
         self.links: dict[_Link[Q], None] = {}
 
 
@@ -371,35 +441,56 @@ def _name(target: _Target[Q]) -> str:
 class _Link(Generic[Q]):
     """A binding in place. Compared by identity."""
 
-    __slots__ = ("binding", "target")
+    __slots__ = ("binding", "gate", "target")
 
-    def __init__(self, binding: Binding[Q], target: _Target[Q]) -> None:
+    def __init__(self, binding: Binding[Q], target: _Target[Q], gate: _Target[Q]) -> None:
         self.binding = binding
         self.target = target
+        # What a match leads to: the target, or the filter before it.
+        self.gate = gate
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.gate is not self.target
 
 
 class _Exchange(Generic[Q]):
-    __slots__ = ("cache", "links", "matcher", "routes", "settings", "target", "version")
+    __slots__ = ("by_tags", "cache", "gate_count", "links", "matcher", "routes", "settings", "target", "version")
 
     def __init__(self, settings: Exchange, matcher: "_Matcher[Q]") -> None:
         self.settings = settings
         self.target: _Target[Q] = _Target(DestinationKind.EXCHANGE, settings.name)
         self.matcher = matcher
         self.links: dict[tuple[_Target[Q], str, Table], _Link[Q]] = {}
+        # Bindings with a filter.
+        self.gate_count = 0
         self.version = 0
         self.cache: dict[str, Route[Q]] = {}
-        self.routes: dict[tuple[tuple[Q, ...], bool, frozenset[str]], Route[Q]] = {}
+        # The same for keys whose bindings have filters.
+        self.by_tags: dict[tuple[str, Tags], Route[Q]] = {}
+        self.routes: dict[tuple[tuple[Q, ...], tuple[bool, bool], frozenset[str]], Route[Q]] = {}
+
+    def forget(self) -> None:
+        """Drop the answers."""
+        self.cache.clear()
+        self.by_tags.clear()
+        self.routes.clear()
 
 
 class _Message:
-    """Headers and properties, fetched when first asked for; and whether anybody asked."""
+    """Headers and properties, fetched when first asked for; tags; and whether anybody asked."""
 
-    __slots__ = ("_headers", "_properties", "was_read")
+    __slots__ = ("_headers", "_properties", "_tags", "tags_read", "was_read")
 
-    def __init__(self, headers: Fields, properties: Fields) -> None:
+    def __init__(self, headers: Fields, properties: Fields, tags: Tags) -> None:
         self._headers = headers
         self._properties = properties
-        self.was_read = False
+        self._tags = tags
+        self.was_read = self.tags_read = False
+
+    def tags(self) -> Tags:
+        self.tags_read = True
+        return self._tags
 
     def headers(self) -> Mapping[str, object]:
         self.was_read = True
@@ -482,10 +573,10 @@ class _Fanout(Generic[Q]):
         self._bound: _Counts[Q] = _Counts()
 
     def add(self, link: _Link[Q]) -> None:
-        self._bound.up(link.target)
+        self._bound.up(link.gate)
 
     def remove(self, link: _Link[Q]) -> None:
-        self._bound.down(link.target)
+        self._bound.down(link.gate)
 
     def match(self, keys: Sequence[str], message: _Message) -> Collection[_Target[Q]]:
         return self._bound
@@ -496,11 +587,11 @@ class _Direct(Generic[Q]):
         self._bound: dict[str, _Counts[Q]] = {}
 
     def add(self, link: _Link[Q]) -> None:
-        self._bound.setdefault(link.binding.key, _Counts()).up(link.target)
+        self._bound.setdefault(link.binding.key, _Counts()).up(link.gate)
 
     def remove(self, link: _Link[Q]) -> None:
         bound = self._bound[link.binding.key]
-        bound.down(link.target)
+        bound.down(link.gate)
         if not bound:
             del self._bound[link.binding.key]
 
@@ -516,13 +607,13 @@ class _Topic(Generic[Q]):
 
     def add(self, link: _Link[Q]) -> None:
         key = link.binding.key
-        if self._bound.setdefault(key, _Counts()).up(link.target):
-            self._trie.add(AMQP.pattern(key), link.target)
+        if self._bound.setdefault(key, _Counts()).up(link.gate):
+            self._trie.add(AMQP.pattern(key), link.gate)
 
     def remove(self, link: _Link[Q]) -> None:
         key = link.binding.key
-        if self._bound[key].down(link.target):
-            self._trie.remove(AMQP.pattern(key), link.target)
+        if self._bound[key].down(link.gate):
+            self._trie.remove(AMQP.pattern(key), link.gate)
             if not self._bound[key]:
                 del self._bound[key]
 
@@ -562,7 +653,7 @@ def _condition(arguments: Table) -> _Condition:
     wanted = {
         name: _comparable(value) if value is not None else None
         for name, value in arguments.items()
-        if name != "x-match" and (with_x or not name.startswith("x-"))
+        if name not in ("x-match", FILTER) and (with_x or not name.startswith("x-"))
     }
     return _Condition(mode in ("all", "all-with-x"), wanted)
 
@@ -582,7 +673,7 @@ class _Headers(Generic[Q]):
             return ()
         headers = message.headers()
         values: dict[str, Hashable] = {}
-        return [link.target for link, wanted in self._conditions.items() if wanted.holds(headers, values)]
+        return [link.gate for link, wanted in self._conditions.items() if wanted.holds(headers, values)]
 
 
 def _comparable(value: object) -> Hashable:

@@ -31,11 +31,14 @@ from headrace.controller.table import EMPTY, Table
 from headrace.core_log.config import LogConfig
 from headrace.core_log.ids import StreamId, ViewId
 from headrace.core_log.log import PartitionLog
+from headrace.filtering.rules import TagRules
+from headrace.filtering.tags import NO_TAGS, Tags
 from headrace.gateways.delivery.attachment import Attachment
 from headrace.gateways.delivery.logsettings import log_settings
 from headrace.gateways.delivery.past import Past, StartOf
 from headrace.gateways.delivery.queue import Queue, QueueSettings
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, ExchangeKind, Fields, Route, Router
+from headrace.gateways.delivery.tagging import rules_of
 
 if TYPE_CHECKING:
     from headrace.gateways.delivery.broker import Broker
@@ -53,7 +56,7 @@ class ReplyReceiver(Protocol):
 class Target:
     """Where publishes with one exchange and key go: kept by publishers until the router says otherwise."""
 
-    __slots__ = ("byte_limits", "exchange", "key", "log", "queues", "route", "route_set", "through")
+    __slots__ = ("byte_limits", "exchange", "key", "log", "queues", "route", "route_set", "tags", "through")
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Target:
         log: PartitionLog | None,
         queues: tuple[Queue, ...],
         through: tuple[StreamId, ...] = (),
+        tags: Tags = NO_TAGS,
     ) -> None:
         self.exchange = exchange
         self.key = key
@@ -71,13 +75,15 @@ class Target:
         self.queues = queues
         # Streams of the other exchanges that the route passes.
         self.through = through
+        # What its records are tagged with: the publisher's tags, and those that rules give to the key.
+        self.tags = tags
         self.route_set = tuple(sorted(queue.view_id for queue in queues))
         # Only queues with reject-publish have to be asked before an append.
         self.byte_limits = [queue for queue in queues if queue.settings.overflow != "drop-head"]
 
     def only(self, queues: tuple[Queue, ...]) -> "Target":
         """The same for some of its queues."""
-        return Target(self.exchange, self.key, self.route, self.log, queues, self.through)
+        return Target(self.exchange, self.key, self.route, self.log, queues, self.through, self.tags)
 
 
 class VirtualHost:
@@ -89,6 +95,8 @@ class VirtualHost:
         self.replies: dict[str, ReplyReceiver] = {}
         self._broker = broker
         self._streams: dict[str, StreamId] = {}
+        # What exchanges tag by the keys of their records, where a policy says so.
+        self._rules: dict[str, TagRules] = {}
         # Exclusive queues by the connection that owns them.
         self._owned: dict[object, dict[Queue, None]] = {}
         self._topology = trio.Lock()
@@ -134,6 +142,15 @@ class VirtualHost:
             alternate=self._alternate(exchange.name, exchange.arguments),
             arguments=exchange.arguments,
         )
+        self._apply_rules(exchange.name)
+
+    def _apply_rules(self, exchange: str) -> None:
+        before = self._rules.pop(exchange, None)
+        rules = rules_of(self._broker.exchange_policy(self.name, exchange))
+        if rules is not None:
+            self._rules[exchange] = rules
+        if rules is not before:
+            self.router.exchange_changed(exchange)
 
     def _alternate(self, exchange: str, arguments: Table) -> str | None:
         """Its argument says, else its policy."""
@@ -153,6 +170,7 @@ class VirtualHost:
         for found in self.router.exchanges():
             if found.name == DEFAULT_EXCHANGE:
                 continue
+            self._apply_rules(found.name)
             alternate = self._alternate(found.name, found.arguments)
             if alternate != found.alternate:
                 self.router.put_exchange(
@@ -248,6 +266,7 @@ class VirtualHost:
 
     async def _remove_exchange(self, name: str, *, durable: bool) -> None:
         stream = self._streams.pop(name)
+        self._rules.pop(name, None)
         if durable:
             await self._commit(DeleteExchange(self.name, name, stream))
         left_over = self.router.remove_exchange(name)
@@ -456,12 +475,23 @@ class VirtualHost:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def target(
-        self, exchange: str, key: bytes, keys: Sequence[str], headers: Fields = None, properties: Fields = None
+        self,
+        exchange: str,
+        key: bytes,
+        keys: Sequence[str],
+        headers: Fields = None,
+        properties: Fields = None,
+        tags: Tags = NO_TAGS,
     ) -> Target:
-        """Where a publish goes. Raises NotFound for an exchange that is not there."""
-        route = self.router.route(exchange, keys, headers, properties)
+        """Where a publish goes, and with which tags: those of the publisher (checked, as filtering/tags.py collects
+        them) and those that rules give. Raises NotFound for an exchange that is not there."""
+        rules = self._rules.get(exchange)
+        if rules is not None:
+            given = rules.tags_of(keys[0])
+            tags = tuple(sorted({*given, *tags})) if tags else given
+        route = self.router.route(exchange, keys, headers, properties, tags)
         through = tuple(self._streams[name] for name in route.through if name in self._streams)
-        return Target(exchange, key, route, self._log_for(exchange, route.queues), route.queues, through)
+        return Target(exchange, key, route, self._log_for(exchange, route.queues), route.queues, through, tags)
 
     def now(self, target: Target) -> Target:
         """For a publish that waited for its commit: the queues it was routed to, without those that are gone since."""
@@ -470,7 +500,7 @@ class VirtualHost:
         queues = tuple(queue for queue in target.queues if not queue.deleted)
         exchange = target.exchange if target.exchange in self._streams else DEFAULT_EXCHANGE
         log = self._log_for(exchange, queues)
-        return Target(target.exchange, target.key, target.route, log, queues, target.through)
+        return Target(target.exchange, target.key, target.route, log, queues, target.through, target.tags)
 
     def _log_for(self, exchange: str, queues: Sequence[Queue]) -> PartitionLog | None:
         """The log that holds a publish: the exchange's, or for the default exchange a queue's own."""

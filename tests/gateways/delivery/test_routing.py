@@ -794,3 +794,90 @@ def test_any_topology_routes_as_a_naive_reading_of_its_bindings(data: st.DataObj
         for (name, key), route in kept.items():
             if both.router.is_current(route):
                 assert route.queues == both.naive.route(name, [key], headers)
+
+
+# -- bindings with filters ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [DIRECT, FANOUT, TOPIC, HEADERS])
+def test_binding_with_a_filter_leads_on_only_for_tags_that_it_wants(kind: ExchangeKind) -> None:
+    house = House(x=kind)
+    house.router.bind_queue("x", "all", "k")
+    house.router.bind_queue("x", "eu", "k", Table({"x-filter": "region = eu"}))
+    house.router.bind_queue("x", "both", "k", Table({"x-filter": "region = eu"}))
+    house.router.bind_queue("x", "both", "k", Table({"x-filter": "vip"}))
+
+    def goes_to(*tags: str) -> list[str]:
+        return list(house.router.route("x", ["k"], {}, tags=tags).queues)
+
+    for _again in range(2):
+        assert goes_to() == ["all"]
+        assert goes_to("region=eu") == ["all", "both", "eu"]
+        assert goes_to("vip") == ["all", "both"]
+    assert house.router.unbind_queue("x", "both", "k", Table({"x-filter": "vip"}))
+    assert goes_to("vip") == ["all"]
+    assert goes_to("region=eu") == ["all", "both", "eu"]
+
+
+def test_filter_that_wants_nothing_counts_as_no_match_for_the_alternate_and_may_lead_to_exchanges() -> None:
+    house = House(x=FANOUT, y=FANOUT, other=FANOUT)
+    house.router.put_exchange("x", FANOUT, alternate="other")
+    house.router.bind_exchange("x", "y", "", Table({"x-filter": "!test"}))
+    house.router.bind_queue("y", "wanted", "")
+    house.router.bind_queue("other", "rest", "")
+    assert house.router.route("x", ["k"]).queues == ("wanted",)
+    assert house.router.route("x", ["k"], tags=("test",)).queues == ("rest",)
+
+
+def test_filter_on_a_headers_binding_is_not_one_of_the_headers() -> None:
+    house = House(x=HEADERS)
+    arguments = Table({"x-match": "all-with-x", "x-filter": "vip", "x-kind": "a"})
+    house.router.bind_queue("x", "q", "", arguments)
+    assert house.router.route("x", [""], {"x-kind": "a"}, tags=("vip",)).queues == ("q",)
+    assert house.router.route("x", [""], {"x-kind": "b"}, tags=("vip",)).queues == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"),
+    [(FANOUT, "eu &&", "column 6"), (FANOUT, 7, "is text"), (HASH, "eu", "x-consistent-hash")],
+)
+def test_filter_that_cannot_be_is_refused_and_nothing_is_bound(
+    kind: ExchangeKind, value: str | int, reason: str
+) -> None:
+    house = House(x=kind)
+    with pytest.raises(Invalid, match=reason):
+        house.router.bind_queue("x", "q", "1", Table({"x-filter": value}))
+    assert house.router.is_unused("x")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.sampled_from(["q1", "q2", "q3"]),
+            st.sampled_from(["a", "a.*", "#"]),
+            st.sampled_from([None, "eu", "!eu", "eu && vip", "vip || us"]),
+            st.sampled_from(["a", "a.b"]),
+            st.sets(st.sampled_from(["eu", "us", "vip"])).map(lambda tags: tuple(sorted(tags))),
+        ),
+        max_size=40,
+    )
+)
+def test_cached_route_is_the_one_that_a_new_router_finds(
+    steps: list[tuple[bool, str, str, str | None, str, tuple[str, ...]]],
+) -> None:
+    house = House(x=TOPIC)
+    bound: dict[tuple[str, str, Table], None] = {}
+    for binds, queue, pattern, wanted, key, tags in steps:
+        arguments = EMPTY if wanted is None else Table({"x-filter": wanted})
+        if binds:
+            house.router.bind_queue("x", queue, pattern, arguments)
+            bound[queue, pattern, arguments] = None
+        else:
+            house.router.unbind_queue("x", queue, pattern, arguments)
+            bound.pop((queue, pattern, arguments), None)
+        fresh = House(x=TOPIC)
+        for one in bound:
+            fresh.router.bind_queue("x", *one)
+        for _again in range(2):
+            assert house.router.route("x", [key], tags=tags).queues == fresh.router.route("x", [key], tags=tags).queues
