@@ -22,7 +22,7 @@ part = @start=$$(date +%s); echo "== $(1)"; { $(2); } || exit $$?; echo "== $(1)
 # For a target whose subject is not built yet: say so, and fail.
 not_yet = @echo "$@: nothing to run yet: $(1)" >&2; exit 2
 
-.PHONY: serve test lint unit runtimes interop bench sim mutants crash fuzz chaos security clean
+.PHONY: serve test lint unit runtimes interop bench sim walks mutants crash fuzz chaos security clean
 
 serve: $(VENV)/base
 	@exec $(BIN)/headrace serve $(ARGS)
@@ -63,6 +63,12 @@ mutants: $(VENV)/dev
 # Hostile octets for each parser, SECONDS of them each.
 fuzz: $(VENV)/fuzz
 	$(call part,fuzz,for target in tests/fuzz/*.py; do echo "$$target"; $(BIN)/python $$target -max_total_time=$(SECONDS_EACH) -print_final_stats=1 $(ARGS); done)
+
+# Random walks over one partition with three replicas: the protocol as it is, then each planted mistake.
+WALKS ?= 30000
+walks: $(VENV)/dev
+	$(call part,walks,$(BIN)/python -m tests.simulation.partition_walk $(WALKS))
+	$(call part,planted,$(BIN)/python -m tests.simulation.partition_walk $(WALKS) all)
 
 sim: $(VENV)/dev
 	$(call not_yet,the seeded cluster arrives with the cluster)

@@ -1,0 +1,18 @@
+"""A sample of the walks over one partition; `make walks` takes many more."""
+
+import pytest
+from tests.simulation.partition_walk import BUDGETS, first_violation, walk
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_no_walk_loses_what_was_acknowledged(budget: str) -> None:
+    acked = sum(len(walk(seed, budget=BUDGETS[budget]).acked) for seed in range(250))
+    assert acked > 250, "walks that acknowledge nothing show nothing"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "walks"),
+    [("obeys_for_its_former_life", 100), ("cuts_to_its_watermark", 200), ("shrinks_before_the_commit", 400)],
+)
+def test_a_planted_mistake_is_found(mistake: str, walks: int) -> None:
+    assert first_violation(mistake, walks) is not None
