@@ -26,6 +26,8 @@ class LogConfig:
     batch_bytes_max: int = 256 * KIB
     index_interval_bytes: int = 32 * KIB
     tombstone_ms: int = 24 * 3600 * 1000
+    # Sealed segments get an index of their keys; logs in which nobody looks for one go without.
+    key_index: bool = True
     # Offsets promised to the disk ahead of use; after an unclean start the log goes on above them (K3).
     offsets_reserved: int = 1_000_000
     producer_expiry_ms: int = 7 * 24 * 3600 * 1000

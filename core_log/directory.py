@@ -259,7 +259,7 @@ class LogDirectory:
         self._retain_log(log, now_us)
         if len(log.segments) < 2:
             return
-        for segment in log.segments[:-1]:
+        for segment in log.segments[:-1] if log.config.key_index else ():
             if log.log_start < segment.end_offset <= log.synced_end and not KeyIndex.exists(self.env.storage, segment):
                 await self._index_keys(log, segment)
         if log.config.cleanup == "compact":

@@ -505,6 +505,41 @@ class PartitionLog:
         )
         return Appended(Run(batch, first, batch.count), batch.next_offset)
 
+    def append_columns(
+        self,
+        keys: Sequence[bytes],
+        properties: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        timestamps: Sequence[int],
+        expiries: Sequence[int],
+        attributes: Sequence[int],
+        origins: Sequence[int],
+        tags: Sequence[tuple[str, ...]],
+        headers: Sequence[Headers] | None = None,
+    ) -> Appended:
+        """Gather records of which each has everything of its own, but no routes: parked ones. As `append` otherwise."""
+        for one in dict.fromkeys(tags):
+            _check_sizes(one, None)
+        if headers:
+            _check_sizes((), headers)
+        batch = self._open
+        if batch is None or batch.producer is not None or self._is_full(batch):
+            self.seal()
+            batch = self._begin()
+        first = batch.add_columns(
+            keys,
+            properties,
+            values,
+            timestamps=timestamps,
+            expiries=expiries,
+            attributes=attributes,
+            origins=origins,
+            tags=tags,
+            headers=headers,
+        )
+        return Appended(Run(batch, first, batch.count), batch.next_offset)
+
     def append_once(
         self,
         producer: Producer,

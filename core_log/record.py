@@ -83,6 +83,17 @@ class Runs:
             self.ends.append((self.ends[-1] if self.ends else 0) + count)
             self.values.append(value)
 
+    def extend(self, values: Sequence[int]) -> None:
+        """One value for each record that follows. Those that are all alike make one run."""
+        count = len(values)
+        if count == 0:
+            return
+        if values[-1] == values[0] and values.count(values[0]) == count:
+            return self.add(values[0], count)
+        start = self.ends[-1] if self.ends else 0
+        self.values += values
+        self.ends += range(start + 1, start + count + 1)
+
     def at(self, index: int) -> int:
         return self.values[bisect_right(self.ends, index)]
 
@@ -248,6 +259,47 @@ class RecordBatch:
             if headers is not None:
                 byte_count += sum(len(name) + len(value) for one in headers for name, value in one)
         self.byte_count += byte_count
+        self.span += count
+        return first
+
+    def add_columns(
+        self,
+        keys: Sequence[bytes],
+        properties: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        timestamps: Sequence[int],
+        expiries: Sequence[int],
+        attributes: Sequence[int],
+        origins: Sequence[int],
+        tags: Sequence[tuple[str, ...]],
+        headers: Sequence[Headers] | None = None,
+    ) -> int:
+        """Append records of which each has everything of its own, but no routes. Returns the index of the first."""
+        first = len(self.values)
+        count = len(values)
+        assert all(len(one) == count for one in (keys, properties, timestamps, expiries, attributes, origins, tags))
+        self.keys += keys
+        self.properties += properties
+        self.values += values
+        self.timestamps.extend(timestamps)
+        self.expiries.extend(expiries)
+        self.attributes.extend(attributes)
+        self.origins.extend(origins)
+        self.routes.add(0, count)
+        places = self.tag_places
+        for one in dict.fromkeys(tags):
+            if one not in places:
+                places[one] = len(self.tag_sets)
+                self.tag_sets.append(one)
+        self.tags.extend([places[one] for one in tags])
+        if headers is not None or self.headers is not None:
+            if self.headers is None:
+                self.headers = [()] * first
+            self.headers += headers if headers is not None else [()] * count
+        self.byte_count += _bytes_in(keys) + _bytes_in(properties) + _bytes_in(values)
+        if headers is not None:
+            self.byte_count += sum(len(name) + len(value) for one in headers for name, value in one)
         self.span += count
         return first
 

@@ -283,6 +283,14 @@ def test_sealed_segments_get_their_key_index() -> None:
     assert KeyIndex.load(storage, log.segments[2]).keys == [b"k2"]
 
 
+def test_log_that_goes_without_a_key_index_gets_none() -> None:
+    storage = MemoryStorage()
+    directory = filled(storage, replace(SMALL, key_index=False))
+    (log,) = directory.streams[UUID(int=1)].partitions
+    drive(directory.maintain())
+    assert not any(KeyIndex.exists(storage, one) for one in log.segments)
+
+
 def test_x5_full_disk_stops_no_maintenance_of_other_logs() -> None:
     storage = MemoryStorage()
     directory = filled(storage, replace(SMALL, cleanup="compact"))

@@ -750,3 +750,27 @@ def test_position_of_an_empty_log_is_behind_its_first_head() -> None:
     assert values_of(disk.crash()) == {0: b"a"}
     checkpoint = read_checkpoint(disk.storage, f"{disk.folder}/{CHECKPOINT}")
     assert checkpoint is not None and checkpoint.position > SEGMENT_HEAD_SIZE
+
+
+def test_records_that_share_nothing_are_one_append_and_come_back() -> None:
+    disk = Disk()
+    count = 3
+    appended = disk.log.append_columns(
+        [b"k"] * count,
+        [b""] * count,
+        [b"a", b"b", b"c"],
+        timestamps=[5] * count,
+        expiries=[30, 10, 20],
+        attributes=[0] * count,
+        origins=[0, 7, 0],
+        tags=[("x",), ("y",), ("x",)],
+    )
+    assert appended.next_offset == count
+    disk.log.close()
+    (run,) = disk.log.read(0)
+    assert run.batch.expiries.expand().tolist() == [30, 10, 20]
+    assert [run.batch.tags_at(index) for index in range(count)] == [("x",), ("y",), ("x",)]
+    with pytest.raises(Refused, match="longer"):
+        disk.log.append_columns(
+            [b""], [b""], [b""], timestamps=[1], expiries=[1], attributes=[0], origins=[0], tags=[("t" * 70_000,)]
+        )

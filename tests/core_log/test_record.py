@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core_log.format import decode, encode, maybe_header, stamp
+from headrace.core_log.ids import Offset
 from headrace.core_log.record import PROTOCOL_MASK, Gap, Protocol, Record, RecordBatch, RouteReference, Runs, gap_batch
 
 from .batches import record_batches
@@ -20,6 +22,15 @@ def spelled(parts: list[tuple[int, int]]) -> tuple[Runs, list[int]]:
         runs.add(value, count)
         column += [value] * count
     return runs, column
+
+
+def decoded(batch: RecordBatch) -> RecordBatch:
+    data = b"".join(
+        stamp(encode(batch), salt=3, base_offset=batch.base_offset, leader_epoch=batch.epoch, durable_offset=0)
+    )
+    header = maybe_header(data, 0, 3)
+    assert header is not None
+    return decode(data, 0, header)
 
 
 @given(pieces)
@@ -46,6 +57,44 @@ def test_spans_cover_a_range_piece_by_piece(parts: list[tuple[int, int]], draw: 
         assert low == first + len(covered) and low < high
         covered += [value] * (high - low)
     assert covered == column[first:last]
+
+
+@given(pieces, st.lists(st.integers(-3, 3), max_size=12))
+def test_runs_go_on_with_a_value_for_each_record(parts: list[tuple[int, int]], more: list[int]) -> None:
+    runs, column = spelled(parts)
+    runs.extend(more)
+    assert runs.expand().tolist() == column + more
+
+
+def test_columns_of_records_that_share_nothing_come_back_record_by_record() -> None:
+    batch = RecordBatch(7, 1)
+    batch.add([b"k0"], [b""], [b"v0"], timestamp_us=1)
+    batch.add_columns(
+        [b"k1", b"k2"],
+        [b"p1", b""],
+        [b"v1", b"v2"],
+        timestamps=[5, 4],
+        expiries=[50, 40],
+        attributes=[1, 0],
+        origins=[9, 8],
+        tags=[("a", "b"), ("c",)],
+        headers=[(), ((b"n", b"x"),)],
+    )
+    kept = decoded(batch)
+    assert kept.record(1) == Record(
+        offset=Offset(8),
+        key=b"k1",
+        properties=b"p1",
+        value=b"v1",
+        timestamp_us=5,
+        expiry_us=50,
+        attributes=1,
+        origin=9,
+        tags=("a", "b"),
+    )
+    assert kept.record(2).tags == ("c",) and kept.record(2).headers == ((b"n", b"x"),)
+    assert kept.record(0).headers == () and kept.record(0).expiry_us == 0
+    assert batch.byte_count == len(b"k0v0" + b"k1p1v1" + b"k2v2" + b"nx")
 
 
 def test_runs_are_equal_by_what_they_hold() -> None:
