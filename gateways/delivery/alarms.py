@@ -56,6 +56,8 @@ class Alarms:
         self.active: frozenset[Alarm] = frozenset()
         # No new connections either.
         self.refusing = False
+        # The last measurement, for those who look.
+        self.measured: Measured | None = None
 
     @property
     def reason(self) -> str:
@@ -64,6 +66,7 @@ class Alarms:
 
     def measure(self, now: Measured) -> list[Turned]:
         """Take a measurement; returns what has changed by it."""
+        self.measured = now
         turned: list[Turned] = []
         config = self.config
         limit = int(now.memory_bytes_max * config.memory_share)

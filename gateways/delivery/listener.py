@@ -179,6 +179,11 @@ class DoorListener:
         self._listener = listener
         self._ended = trio.Event()
 
+    @property
+    def accepted_count(self) -> int:
+        """Connections that were heard."""
+        return self._listener.accepted_count
+
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Bind and listen; returns where."""
         return await self._listener.open(host, port)

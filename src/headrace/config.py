@@ -15,7 +15,9 @@ from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.delivery.alarms import AlarmsConfig
 from headrace.gateways.delivery.limits import LimitsConfig
 from headrace.gateways.delivery.tls import NameFrom, TlsConfig
+from headrace.gateways.http.config import HttpConfig
 from headrace.gateways.mqtt.config import MqttConfig
+from headrace.gateways.mqtt.quota import Overflow
 from headrace.kinds import (
     DAY_MS,
     GIB,
@@ -191,7 +193,10 @@ class MqttSection:
         Seconds(0, 0xFFFF_FFFE), "how long a session may outlive its connection; 0 for as long as the client asks", 0
     )
     session_messages_max: int = setting(
-        Count(0, 1_000_000_000), "messages a sleeping session may miss and still get, the newest; 0 for all of them", 0
+        Count(0, 1_000_000_000), "messages that may wait for a session besides those in flight; 0 for all of them", 0
+    )
+    session_overflow: Overflow = setting(
+        Choice(tuple(Overflow)), "what is let go of when more would wait", Overflow.DROP_OLDEST
     )
     shared_lanes: int = setting(
         Count(0, 1024), "lanes of a shared subscription, so that a topic sticks to one member; 0: members take turns", 0
@@ -226,6 +231,7 @@ class MqttSection:
             topic_alias_max=self.topic_alias_max,
             session_expiry_s_max=self.session_expiry_s_max,
             session_messages_max=self.session_messages_max,
+            session_overflow=Overflow(self.session_overflow),
             shared_lanes=self.shared_lanes,
             write_buffer_bytes=self.write_buffer_bytes,
             subscriptions_max=self.subscriptions_max,
@@ -234,6 +240,32 @@ class MqttSection:
             sys_period_s=self.sys_period_s,
             ws_origins=self.ws_origins,
             allow_plaintext_auth=self.allow_plaintext_auth,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSection:
+    allow_plaintext_auth: bool = setting(
+        Flag(), "let clients of other machines send passwords without TLS; over loopback they always may", False
+    )
+    body_bytes_max: int = setting(
+        Size(KIB, GIB), "largest request that brings messages; others may have 1 MiB", 16 * MIB
+    )
+    head_s: int = setting(Seconds(1, 600), "time to send the headers of a request", 10)
+    body_s: int = setting(Seconds(1, 3600), "time to send its body", 30)
+    idle_s: int = setting(Seconds(1, 3600), "how long a connection may stay open without a request", 60)
+    write_s: int = setting(Seconds(1, 3600), "how long a client may take nothing of an answer", 30)
+    poll_s_max: int = setting(Seconds(1, 3600), "longest wait of a long poll", 60)
+
+    def door(self) -> HttpConfig:
+        return HttpConfig(
+            allow_plaintext_auth=self.allow_plaintext_auth,
+            body_bytes_max=self.body_bytes_max,
+            head_s=self.head_s,
+            body_s=self.body_s,
+            idle_s=self.idle_s,
+            write_s=self.write_s,
+            poll_s_max=self.poll_s_max,
         )
 
 
@@ -331,6 +363,7 @@ class Config:
     storage: StorageConfig = section(StorageConfig)
     amqp: AmqpSection = section(AmqpSection)
     mqtt: MqttSection = section(MqttSection)
+    http: HttpSection = section(HttpSection)
     tls: TlsSection = section(TlsSection)
     limits: LimitsSection = section(LimitsSection)
     alarms: AlarmsSection = section(AlarmsSection)

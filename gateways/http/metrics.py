@@ -1,0 +1,231 @@
+"""Metrics of a node for Prometheus, at /metrics. Driver: gathers on the loop, writes the text in a thread.
+
+The number of series is bounded: totals for everything, and lines of their own for the QUEUES_MAX queues that hold most.
+From this machine it may be asked without a login; from elsewhere by users with the tag monitoring. docs/metrics.md
+lists every name (a test holds the two together).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+import trio
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from headrace.gateways.delivery.access import Tag
+from headrace.gateways.delivery.alarms import Alarm
+from headrace.gateways.http.operations import Call, Operation, Parameters, Reply
+from headrace.gateways.http.problems import Code, unauthorized
+
+if TYPE_CHECKING:
+    from headrace.gateways.http.server import HttpDoor
+
+PATH = "/metrics"
+QUEUES_MAX = 1000
+# So many queues are looked at before others on the loop get a turn.
+_PER_TURN = 500
+
+_STATES = ("ready", "unacked")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    vhost: str
+    name: str
+    ready: int
+    unacked: int
+    consumers: int
+    delivered: int
+    acked: int
+    returned: int
+    expired: int
+    dropped: int
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """Of all streams of a kind."""
+
+    streams: int = 0
+    byte_count: int = 0
+    records: int = 0
+    uncommitted: int = 0
+
+
+async def get_metrics(call: Call[Parameters, Parameters, None]) -> Reply:
+    if not call.visitor.is_local:
+        if not call.visitor.name:
+            raise unauthorized()
+        call.visitor.require_tag(Tag.MONITORING)
+    door = call.door
+    streams, queues = await _streams(door), await _queues(door)
+    families = [*_of_node(door), *_of_log(streams), *_of_queues(queues)]
+    text = await trio.to_thread.run_sync(_written, families)
+    return Reply(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+async def _queues(door: "HttpDoor") -> list[QueueCounts]:
+    found: list[QueueCounts] = []
+    for host in list(door.broker.vhosts.values()):
+        for place, queue in enumerate(list(host.queues.values())):
+            found.append(
+                QueueCounts(
+                    host.name,
+                    queue.name,
+                    queue.ready_count,
+                    queue.unacked_count,
+                    queue.consumer_count,
+                    queue.delivered_count,
+                    queue.acked_count,
+                    queue.returned_count,
+                    queue.expired_count,
+                    queue.dropped_count,
+                )
+            )
+            if place % _PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
+    return found
+
+
+async def _streams(door: "HttpDoor") -> dict[str, StreamCounts]:
+    counts: dict[str, StreamCounts] = {}
+    for stream in list(door.broker.directory.streams.values()):
+        known = counts.setdefault(stream.spec.kind, StreamCounts())
+        known.streams += 1
+        for log in stream.partitions:
+            known.byte_count += log.byte_count
+            known.records += log.end
+            known.uncommitted += log.end - log.high_watermark
+        # The size of a log that nobody has touched yet is read from its index.
+        await trio.lowlevel.checkpoint()
+    return counts
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    family = GaugeMetricFamily(f"headrace_{name}", text)
+    family.add_metric([], value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    family = CounterMetricFamily(f"headrace_{name}", text)
+    family.add_metric([], value)
+    return family
+
+
+def _of_node(door: "HttpDoor") -> Iterator[Metric]:
+    info = InfoMetricFamily("headrace_build", "Which release this is")
+    info.add_metric([], {"version": door.version})
+    yield info
+    alarms = GaugeMetricFamily("headrace_alarm", "1 while publishers wait because of it", labels=["alarm"])
+    for alarm in Alarm:
+        alarms.add_metric([alarm.value], float(alarm in door.alarms.active))
+    yield alarms
+    measured = door.alarms.measured
+    if measured is not None:
+        yield _gauge("memory_bytes", "Memory of the process", measured.memory_bytes)
+        yield _gauge("memory_limit_bytes", "Memory of the machine or the container", measured.memory_bytes_max)
+        yield _gauge("disk_free_bytes", "Free space where the data is", measured.disk_free_bytes)
+        yield _gauge("disk_bytes", "Size of the disk where the data is", measured.disk_bytes)
+    accepted = CounterMetricFamily("headrace_connections_accepted", "Connections taken by a door", labels=["door"])
+    for listener in door.listeners:
+        accepted.add_metric([listener.name], listener.accepted_count)
+    yield accepted
+    yield _gauge("connections", "Sockets that are open, of all doors", door.limits.socket_count)
+    yield _counter("connections_dropped", "Sockets closed unheard, beyond a limit", door.limits.dropped_count)
+    yield _counter("connections_refused", "Connections and channels refused by a limit", door.limits.refused_count)
+    broker = door.broker
+    yield _counter("unroutable", "Messages that no queue got", broker.unroutable_count)
+    yield _counter("dead_letters", "Messages moved to a dead-letter exchange", broker.dead_letter_count)
+    yield _counter("dead_letter_cycles", "Dead letters dropped since they went in a circle", broker.dropped_death_count)
+    yield _gauge("vhosts", "Virtual hosts", len(broker.vhosts))
+    snapshot = broker.metadata.snapshot
+    yield _gauge("exchanges", "Durable exchanges", len(snapshot.exchanges))
+    yield _gauge("metadata_version", "Version of the metadata", snapshot.version)
+
+
+def _of_log(counts: Mapping[str, StreamCounts]) -> Iterator[Metric]:
+    streams = GaugeMetricFamily("headrace_streams", "Streams in the data directory", labels=["kind"])
+    size = GaugeMetricFamily("headrace_log_bytes", "Bytes of log, as stored", labels=["kind"])
+    records = CounterMetricFamily("headrace_log_records", "Offsets issued", labels=["kind"])
+    for kind, found in sorted(counts.items()):
+        streams.add_metric([kind], found.streams)
+        size.add_metric([kind], found.byte_count)
+        records.add_metric([kind], found.records)
+    yield streams
+    yield size
+    yield records
+    uncommitted = sum(found.uncommitted for found in counts.values())
+    yield _gauge("log_uncommitted_records", "Records that were appended and are not committed yet", uncommitted)
+
+
+def _of_queues(queues: Sequence[QueueCounts]) -> Iterator[Metric]:
+    yield _gauge("queues", "Queues, exclusive ones too", len(queues))
+    yield _gauge("consumers", "Consumers of all queues", sum(one.consumers for one in queues))
+    total = GaugeMetricFamily("headrace_messages", "Messages in all queues", labels=["state"])
+    for state in _STATES:
+        total.add_metric([state], sum(getattr(one, state) for one in queues))
+    yield total
+    shown = nlargest(QUEUES_MAX, queues, key=lambda one: one.ready + one.unacked)
+    yield _gauge("queues_unlisted", "Queues without lines of their own", len(queues) - len(shown))
+    labels = ["vhost", "queue"]
+    messages = GaugeMetricFamily("headrace_queue_messages", "Messages in a queue", labels=[*labels, "state"])
+    consumers = GaugeMetricFamily("headrace_queue_consumers", "Consumers of a queue", labels=labels)
+    counters = [
+        (CounterMetricFamily(f"headrace_queue_{name}", text, labels=labels), name)
+        for name, text in (
+            ("delivered", "Messages handed to consumers"),
+            ("acked", "Messages settled"),
+            ("returned", "Messages given back"),
+            ("expired", "Messages whose time was over"),
+            ("dropped", "Messages beyond a length limit"),
+        )
+    ]
+    for one in shown:
+        key = [_text(one.vhost), _text(one.name)]
+        for state in _STATES:
+            messages.add_metric([*key, state], getattr(one, state))
+        consumers.add_metric(key, one.consumers)
+        for family, name in counters:
+            family.add_metric(key, getattr(one, name))
+    yield messages
+    yield consumers
+    for family, _name in counters:
+        yield family
+
+
+def _text(name: str) -> str:
+    """A name as a label: octets that are no UTF-8 are written out."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+class _Gathered(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
+
+
+def _written(families: Sequence[Metric]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Gathered(families))
+    return bytes(generate_latest(registry))
+
+
+def operations() -> list[Operation]:
+    return [
+        Operation(
+            "GET",
+            PATH,
+            get_metrics,
+            "Metrics for Prometheus",
+            "From the broker's own machine without a login; from elsewhere the user needs the tag monitoring.",
+            media_type="text/plain",
+            problems=(Code.UNAUTHORIZED, Code.FORBIDDEN),
+            login=False,
+        )
+    ]

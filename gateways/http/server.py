@@ -1,0 +1,74 @@
+"""The HTTP door: what its handlers work with, its connections, its listeners. Driver."""
+
+import logging
+from collections.abc import Sequence
+
+import trio
+
+from headrace.gateways.delivery.access import Access
+from headrace.gateways.delivery.authentication import Authentication
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.limits import Limits
+from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
+from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.http.app import App
+from headrace.gateways.http.config import HttpConfig
+from headrace.gateways.http.connection import HttpConnection
+
+_log = logging.getLogger(__name__)
+
+
+class HttpDoor:
+    def __init__(
+        self,
+        broker: Broker,
+        turn: Turn,
+        access: Access,
+        authentication: Authentication,
+        limits: Limits,
+        watch: Watch,
+        *,
+        config: HttpConfig | None = None,
+        version: str = "",
+    ) -> None:
+        self.broker = broker
+        self.turn = turn
+        self.access = access
+        self.authentication = authentication
+        self.limits = limits
+        self.watch = watch
+        self.alarms = watch.alarms
+        self.config = config or HttpConfig()
+        self.version = version
+        # Of every door, for those who count.
+        self.listeners: Sequence[DoorListener] = ()
+        # Set when the broker stops: long polls end with what they have.
+        self.stopping = trio.Event()
+        self.connections: set[HttpConnection] = set()
+        self.app = App(self)
+
+    async def serve(self, connection: Connection) -> None:
+        """One connection, until it ends."""
+        one = HttpConnection(self.app, connection, self.config, self.broker.env.clock)
+        self.connections.add(one)
+        try:
+            await one.run()
+        except Exception:
+            # Our mistake: the other connections live on.
+            _log.exception("a connection ended by an internal error", extra={"peer": connection.host})
+        finally:
+            self.connections.discard(one)
+
+
+class HttpListener(DoorListener):
+    """One address of the door."""
+
+    def __init__(self, name: str, door: HttpDoor, tls: TlsSide | None = None) -> None:
+        super().__init__(name, Listener(door.serve, door.limits, door.alarms, tls))
+        self._door = door
+
+    async def _dismiss(self) -> None:
+        self._door.stopping.set()
+        for one in list(self._door.connections):
+            one.dismiss()
