@@ -2,9 +2,10 @@
 
 The pass goes round and round: each read is given to all who stand in it and have room, whoever wakes later joins where
 it is, and who has caught up leaves. Where the key indexes say that nothing matches, nothing is read.
-A limit of messages for one session is kept when it wakes: it gets the newest of what it missed. They must be counted
-for that, so such a session goes round twice. What is passed over takes its packet identifier all the same.
-Neighbours: hub.py says who is behind and delivers what is found; core_log/key_scan.py knows where keys are.
+Where there is a limit of messages for one session, what it missed is counted when it wakes: such a session goes round
+twice. What is passed over takes its packet identifier all the same.
+Neighbours: quota.py knows what is passed over, hub.py says who is behind and delivers what is found,
+core_log/key_scan.py knows where keys are.
 """
 
 import logging
@@ -68,16 +69,12 @@ class CatchUp:
         to_mqtt: Callable[[bytes], Translated],
         offer: Offer,
         tally: Tally,
-        *,
-        messages_max: int = 0,
     ) -> None:
-        """`messages_max`: of those that a session missed, with QoS 1 and 2; 0: all."""
         self._log = log
         self._keys = keys
         self._to_mqtt = to_mqtt
         self._offer = offer
         self._tally = tally
-        self._messages_max = messages_max
         self._key_scan = KeyScan(storage, log)
         self._behind: dict[Session, None] = {}
         self._interests = Interests()
@@ -96,9 +93,8 @@ class CatchUp:
         assert link is not None
         for interest in session.interests.values():
             self.subscribe(session, interest, link.version)
-        if self._messages_max and session.position < session.awake_from:
-            session.missed_from = session.position
-            session.missed_count = 0
+        if session.quota is not None and session.position < session.awake_from:
+            session.quota.begin_counting(session.position, session.awake_from)
 
     def leave(self, session: Session) -> None:
         if session in self._behind:
@@ -149,13 +145,17 @@ class CatchUp:
                 if session.position < reached:
                     session.position = reached
         for session in hungry:
-            if session.missed_from >= 0 and session.position >= session.awake_from:
+            quota = session.quota
+            if quota is not None and quota.is_counting and session.position >= session.awake_from:
                 # Counted: once more from where it slept, now for good.
-                session.passing_over = max(0, session.missed_count - self._messages_max)
-                session.position, session.missed_from = session.missed_from, -1
+                session.position = quota.counting_from
+                session.refused(quota.end_counting(session.awake_from))
+                session.shed()
                 session.ahead = (None, 0)
             if session.position >= log.end and session in self._behind:
                 self.leave(session)
+                if quota is not None:
+                    quota.forget()
                 session.live = True
                 session.pump()
         return Progress.FED
@@ -277,32 +277,45 @@ class CatchUp:
                     first = max(first, batch.index_of(session.awake_from))
                     if first >= end:
                         continue
-                    offset = batch.offset_at(first)
-                if self._messages_max and min(qos, delivery.qos) and offset < session.awake_from:
-                    first = self._limited(session, batch, first, end)
-                    if first >= end:
-                        continue
-                    offset = batch.offset_at(first)
-                names = self._keys.topics_of(batch.keys[first:end])
-                payloads = batch.values[first:end]
-                part = blobs[first - low : end - low]
-                if self._offer(delivery, offset, names, part, payloads, qos, retain, expiry_us):
+                tracked = session.quota is not None and min(qos, delivery.qos) > 0
+                if session.quota is not None and session.quota.is_counting:
+                    if tracked:
+                        _count_missed(session, batch, first, end)
+                    continue
+                for one, last in _within_quota(session, batch, first, end) if tracked else ((first, end),):
+                    names = self._keys.topics_of(batch.keys[one:last])
+                    payloads = batch.values[one:last]
+                    part = blobs[one - low : last - low]
+                    if not self._offer(delivery, batch.offset_at(one), names, part, payloads, qos, retain, expiry_us):
+                        session.position = batch.offset_at(one)
+                        feeding.discard(session)
+                        break
                     # At once: whoever writes the session down must not find it before what it was given.
-                    session.position = batch.offset_at(end - 1) + 1
-                else:
-                    session.position = offset
-                    feeding.discard(session)
+                    session.position = batch.offset_at(last - 1) + 1
+                    if tracked and session.quota is not None:
+                        session.quota.unread = max(0, session.quota.unread - (last - one))
 
-    def _limited(self, session: Session, batch: RecordBatch, first: int, end: int) -> int:
-        """Of records that a session missed: from which on they are delivered; `end` if none of them is."""
-        count = min(end, batch.index_of(session.awake_from)) - first
-        if session.missed_from >= 0:
-            session.missed_count += count
-            return end
-        dropped = min(count, session.passing_over)
-        session.passing_over -= dropped
-        # Nothing is before them that has not gone out: their numbers are the next ones.
-        session.next_seq += dropped
-        session.counts.dropped += dropped
-        self._tally.dropped += dropped
-        return first + dropped
+
+def _count_missed(session: Session, batch: RecordBatch, first: int, end: int) -> None:
+    assert session.quota is not None
+    end = min(end, batch.index_of(session.awake_from))
+    if first < end:
+        for low, high in session.quota.outside(batch.offset_at(first), batch.offset_at(end - 1) + 1):
+            session.quota.count_missed(low, high - low)
+
+
+def _within_quota(session: Session, batch: RecordBatch, first: int, end: int) -> Iterable[tuple[int, int]]:
+    """The parts of some records, with QoS 1 or 2, that the session is to have. What is dropped is counted."""
+    quota = session.quota
+    assert quota is not None
+    dropped = min(end - first, quota.passing_over)
+    if dropped:
+        quota.passing_over -= dropped
+        quota.unread -= dropped
+        first += dropped
+        session.position = batch.offset_at(first - 1) + 1
+        session.dropped(dropped)
+    if first == end or not quota.holes:
+        return ((first, end),) if first < end else ()
+    found = quota.outside(batch.offset_at(first), batch.offset_at(end - 1) + 1)
+    return [(batch.index_of(low), batch.index_of(high)) for low, high in found]

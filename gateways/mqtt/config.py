@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from headrace.gateways.mqtt.quota import Overflow
+
 
 @dataclass(frozen=True, slots=True)
 class MqttConfig:
@@ -20,8 +22,9 @@ class MqttConfig:
     topic_alias_max: int = 64
     # 0: a session may sleep for ever. MQTT 5 clients are told, those of 3.1.1 are held to it.
     session_expiry_s_max: int = 0
-    # Messages with QoS 1 and 2 that a session gets of those it missed, the newest; 0: all that retention keeps.
+    # Messages with QoS 1 and 2 that may wait for a session besides those in flight; 0: all that retention keeps.
     session_messages_max: int = 0
+    session_overflow: Overflow = Overflow.DROP_OLDEST
     # Lanes into which a shared subscription deals its topics, each for one member at a time; 0: members take turns.
     shared_lanes: int = 0
     # Bytes a connection may have waiting to be sent before more is left in the log.

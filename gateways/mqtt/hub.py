@@ -41,6 +41,7 @@ from headrace.gateways.mqtt.interest import (
 )
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import PublishScans, encode_blob, encode_subscription_identifiers
+from headrace.gateways.mqtt.quota import Quota
 from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.retained import Retained, RetainedMessages
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
@@ -109,7 +110,6 @@ class Hub:
             shared.to_mqtt,
             self._offer,
             self.tally,
-            messages_max=shared.config.session_messages_max,
         )
         self._wake = trio.Event()
         # Sessions with something that must be committed before it may go out.
@@ -330,9 +330,37 @@ class Hub:
             self.tally.delivered += sent_count * len(names)
         for delivery in plan.tracked[qos]:
             session = delivery.session
-            if session.live:
+            if session.quota is not None:
+                self._offer_within(session.quota, delivery, offset, names, blobs, payloads, qos, retain, expiry_us)
+            elif session.live:
                 self._offer(delivery, offset, names, blobs, payloads, qos, retain, expiry_us)
                 self._note_behind(session)
+
+    def _offer_within(
+        self,
+        quota: Quota,
+        delivery: Delivery,
+        offset: int,
+        names: Sequence[bytes],
+        blobs: Sequence[bytes],
+        payloads: Sequence[bytes],
+        qos: int,
+        retain: bool,
+        expiry_us: int,
+    ) -> None:
+        """The same where only so many may wait: also what a session that is behind will read later is counted."""
+        session = delivery.session
+        count = session.admitted(offset, len(names))
+        if not count:
+            return
+        if session.live and self._offer(
+            delivery, offset, names[:count], blobs[:count], payloads[:count], qos, retain, expiry_us
+        ):
+            session.shed()
+            return
+        quota.unread += count
+        session.shed()
+        self._note_behind(session)
 
     def _offer(
         self,
@@ -486,6 +514,9 @@ class Hub:
         session.committed = lambda: int(self.log.high_watermark)
         session.changed = lambda at_once: self._changed(session, at_once)
         session.hungry = lambda: self._feed_soon(session)
+        config = self.shared.config
+        if config.session_messages_max:
+            session.quota = Quota(config.session_messages_max, config.session_overflow)
         return session
 
     def disconnect(self, session: Session, *, will: Will | None) -> None:

@@ -9,7 +9,8 @@ crash the same records get the same identifiers with nothing written for each of
 (retained messages, shared subscriptions) takes identifiers from the other half and is written out in the state.
 
 Invariants: an identifier is in `flights` exactly while the client may still speak of it; everything before `position`
-is in a flight, in `pieces`, or done. Neighbours: hub.py feeds it, connection.py is its Link, sessions.py keeps it.
+is in a flight, in `pieces`, or done. Neighbours: hub.py and catch_up.py feed it, client.py is its Link, quota.py says
+how much may wait.
 """
 
 from collections import deque
@@ -21,6 +22,7 @@ from typing import NamedTuple, Protocol
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_publish_run, publish_bytes, publish_first_byte
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import encode_topic_alias, with_message_expiry
+from headrace.gateways.mqtt.quota import Overflow, Quota
 from headrace.gateways.mqtt.reasons import PacketType, Version
 from headrace.gateways.mqtt.tally import Tally
 
@@ -135,8 +137,9 @@ class Counts:
     too_large: int = 0
     # Taken by retention before the client could get it.
     lost: int = 0
-    # More than a session may miss.
+    # More waited than may: the oldest were dropped, or the newest refused.
     dropped: int = 0
+    refused: int = 0
 
 
 class Session:
@@ -161,10 +164,8 @@ class Session:
         # What the hub knows of the log ahead: the offsets (from, to) where something may match (None: everywhere), and
         # how far it knows that.
         self.ahead: tuple[Sequence[tuple[int, int]] | None, int] = (None, 0)
-        # While what it missed is counted, for a limit: from where (-1: it is not), and how many so far. Then how many
-        # of them are passed over.
-        self.missed_from = -1
-        self.missed_count = self.passing_over = 0
+        # None: as much may wait for it as the log keeps.
+        self.quota: Quota | None = None
         # Records with QoS 0 below this were published while nobody was there to get them.
         self.awake_from = 0
         self.pieces: deque[Piece] = deque()
@@ -185,7 +186,8 @@ class Session:
         # Called when the records that wait are few and there is more to read.
         self.hungry: Callable[[], None] = lambda: None
         self._now_us = now_us
-        self._waiting_count = self._waiting_bytes = 0
+        # Records in `pieces`, of them those with QoS 1 and 2, and their bytes.
+        self._waiting_count = self._tracked_count = self._waiting_bytes = 0
         # Flights of an earlier connection, to be sent again on this one.
         self._to_resend: deque[int] = deque()
         self._next_extra = 0
@@ -228,10 +230,11 @@ class Session:
         """The client has gone: from here on the log keeps what it misses."""
         self.link = None
         self.position = self.unread_from(log_end)
-        self.missed_from, self.passing_over = -1, 0
+        if self.quota is not None:
+            self.quota.forget()
         self.live = False
         self.pieces.clear()
-        self._waiting_count = self._waiting_bytes = 0
+        self._waiting_count = self._tracked_count = self._waiting_bytes = 0
         extras, self.extras = self.extras, deque()
         for extra in extras:
             if extra.settle is not None:
@@ -246,9 +249,15 @@ class Session:
         """The first record that is in no flight and not done."""
         if self.pieces:
             return self.pieces[0].offset
-        if self.missed_from >= 0:
-            return self.missed_from
-        return log_end if self.live else self.position
+        if self.quota is None:
+            return log_end if self.live else self.position
+        if self.quota.is_counting:
+            return self.quota.counting_from
+        return self.quota.before(log_end if self.live else self.position)[1]
+
+    def number_at(self, offset: int) -> int:
+        """The number of the first record with QoS 1 or 2 from this offset on, which is `unread_from`."""
+        return self.next_seq if self.quota is None else self.next_seq + self.quota.before(offset)[0]
 
     # -- records come -------------------------------------------------------------------------------------------
 
@@ -264,6 +273,8 @@ class Session:
         if not piece.byte_count:
             piece.byte_count = sum(map(len, piece.payloads))
         self._waiting_count = waiting + count
+        if piece.qos:
+            self._tracked_count += count
         self._waiting_bytes += piece.byte_count
         self.pieces.append(piece)
         if not waiting:
@@ -272,6 +283,48 @@ class Session:
 
     def offer_extra(self, extra: Extra) -> None:
         self.extras.append(extra)
+
+    # -- more than may wait -------------------------------------------------------------------------------------
+
+    def admitted(self, offset: int, count: int) -> int:
+        """How many of so many new records, with QoS 1 or 2, may come to wait. The rest is refused, and counted."""
+        quota = self.quota
+        if quota is None or quota.overflow is Overflow.DROP_OLDEST:
+            return count
+        taken = quota.admitted(self._tracked_count, max(0, self.room), offset, count)
+        self.refused(count - taken)
+        return taken
+
+    def refused(self, count: int) -> None:
+        self.counts.refused += count
+        self.tally.refused += count
+        self.tally.dropped += count
+
+    def dropped(self, count: int) -> None:
+        """The oldest were let go of. Nothing that is before them waits: their numbers are the next ones."""
+        self.next_seq += count
+        self.counts.dropped += count
+        self.tally.overflowed += count
+        self.tally.dropped += count
+
+    def shed(self) -> None:
+        """Let go of the oldest, if more wait than may."""
+        quota = self.quota
+        if quota is None or quota.overflow is Overflow.REFUSE_NEWEST or quota.is_counting:
+            return
+        ahead = quota.unread - quota.passing_over
+        excess = self._tracked_count + ahead - quota.count_max - max(0, self.room)
+        while excess > 0 and self._tracked_count:
+            # What has QoS 0 and waits in front of them goes too: the oldest first.
+            piece = self.pieces[0]
+            taken = self._cut(piece, min(excess, len(piece.payloads)) if piece.qos else len(piece.payloads))
+            if taken.qos:
+                excess -= len(taken.payloads)
+                self.dropped(len(taken.payloads))
+            else:
+                self.tally.dropped += len(taken.payloads)
+        if excess > 0:
+            quota.passing_over += excess
 
     # -- records go ---------------------------------------------------------------------------------------------
 
@@ -302,6 +355,8 @@ class Session:
         if self.outlives:
             # The identifiers follow from the log, so what a crash could take back must not have one (M3).
             count = min(count, self.committed() - piece.offset)
+        if self.quota is not None:
+            self.next_seq += self.quota.passed(piece.offset)
         count = min(count, self.room)
         if count <= 0:
             return 0
@@ -316,6 +371,8 @@ class Session:
     def _cut(self, piece: Piece, count: int) -> Piece:
         """The first so many records, taken out of those that wait."""
         self._waiting_count -= count
+        if piece.qos:
+            self._tracked_count -= count
         if count == len(piece.payloads):
             self.pieces.popleft()
             self._waiting_bytes -= piece.byte_count

@@ -14,6 +14,7 @@ import msgspec
 from headrace.core_log.errors import CorruptLog
 from headrace.gateways.mqtt.packets import QoS, RetainHandling, Will
 from headrace.gateways.mqtt.properties import WILL_PROPERTIES, decode_blob, encode_blob
+from headrace.gateways.mqtt.quota import Hole
 from headrace.gateways.mqtt.session import Flight, Interest, Session
 
 SESSIONS_NAME = "__sessions"
@@ -62,6 +63,8 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     # the two leaves an identifier whose message is not in the log, and it is let go of when the session is restored.
     # None were written by the first builds: those identifiers count.
     incoming_offsets: list[int] = []
+    # (first, end, count) of what it did not take, from `position` on (quota.py).
+    refused: list[tuple[int, int, int]] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -84,14 +87,16 @@ def split_key(key: bytes) -> tuple[str, bytes]:
 
 def encode_session(session: Session, log_end: int) -> bytes:
     will = session.will
+    position = session.unread_from(log_end)
+    holes = () if session.quota is None else session.quota.holes
     return _encoder.encode(
         SessionState(
             FORMAT,
             session.user,
             session.expiry_s,
             session.asleep_since_us,
-            session.unread_from(log_end),
-            session.next_seq,
+            position,
+            session.number_at(position),
             [_interest_state(one) for one in session.interests.values()],
             [_flight_state(packet_id, flight) for packet_id, flight in session.flights.items()],
             [*session.incoming],
@@ -101,6 +106,7 @@ def encode_session(session: Session, log_end: int) -> bytes:
                 will.topic, will.payload, int(will.qos), will.retain, encode_blob(will.properties, WILL_PROPERTIES)
             ),
             [*session.incoming.values()],
+            [(one.first, one.end, one.count) for one in holes if one.end > position],
         )
     )
 
@@ -145,6 +151,8 @@ def restore_session(session: Session, state: SessionState) -> Iterable[FlightSta
     session.asleep_since_us = state.asleep_since_us
     session.position = state.position
     session.next_seq = state.next_seq
+    if session.quota is not None:
+        session.quota.holes.extend(Hole(*one) for one in state.refused)
     for text, qos, no_local, as_published, handling, identifier, since in state.interests:
         session.interests[text] = Interest(
             text, qos, no_local, as_published, RetainHandling(handling), identifier, since

@@ -94,6 +94,8 @@ class SysTopics:
             "publish/messages/received": tally.published,
             "publish/messages/sent": tally.delivered,
             "publish/messages/dropped": tally.dropped,
+            "publish/messages/dropped/oldest": tally.overflowed,
+            "publish/messages/dropped/refused": tally.refused,
             "bytes/received": tally.bytes_received,
             "bytes/sent": tally.bytes_sent,
             "subscriptions/count": tally.subscriptions,

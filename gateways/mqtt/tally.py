@@ -12,8 +12,11 @@ class Tally:
     published: int = 0
     # PUBLISH packets to clients, also those that were sent again.
     delivered: int = 0
-    # Messages that a client was to get and never will: expired, too large for it, or taken by retention.
+    # Messages that a client was to get and never will: expired, too large for it, taken by retention, or more than may
+    # wait for a session. Of those last ones the oldest were dropped, or the newest refused.
     dropped: int = 0
+    overflowed: int = 0
+    refused: int = 0
     # Octets of MQTT, brought up to date once a second.
     bytes_received: int = 0
     bytes_sent: int = 0
