@@ -213,7 +213,7 @@ class Broker:
             if self._journalled_ends[log] < log.end:
                 self._dirty_logs[log] = None
                 self._wake.set()
-            if not log.advanced:
+            if self._advanced not in log.advanced:
                 log.advanced.append(self._advanced)
         if not self._clean:
             for queue in self._views.values():
@@ -566,7 +566,7 @@ class Broker:
             stream = self.directory.create_now(spec)
             self._journalled_ends[stream.partitions[0]] = 0
         log = stream.partitions[0]
-        if not log.advanced:
+        if self._advanced not in log.advanced:
             log.advanced.append(self._advanced)
         return log
 
