@@ -2,8 +2,9 @@
 
 A Put of a vhost, user, right, policy or limit creates it or replaces it. A Put of an exchange, queue or binding
 creates it: an equal one that is already there is left as it is, an unequal one is refused (X3: of two racing
-declares one wins, and the other looks again). A Delete takes along all that hangs on the thing, in the same change.
-Deleting an exchange or queue names its stream or view, so that a late delete never hits a successor of the same name.
+declares one wins, and the other looks again). A Put of a topic creates it, or changes the one that has its stream.
+A Delete takes along all that hangs on the thing, in the same change. Deleting an exchange, queue or topic names its
+stream or view, so that a late delete never hits a successor of the same name.
 
 One transaction = one version = one line of the feed: a JSON array of [name of the change, its fields].
 Neighbours: snapshot.py applies changes to memory, rows.py to the database; a property test holds the two together.
@@ -21,6 +22,7 @@ from headrace.controller.entities import (
     Permission,
     Policy,
     Queue,
+    Topic,
     TopicPermission,
     User,
     UserLimits,
@@ -40,7 +42,7 @@ class PutVhost:
 
 @dataclass(frozen=True, slots=True)
 class DeleteVhost:
-    """With its exchanges, queues, bindings, policies, limits and every right in it."""
+    """With its exchanges, queues, bindings, topics, policies, limits and every right in it."""
 
     name: str
 
@@ -125,6 +127,18 @@ class DeleteBinding:
 
 
 @dataclass(frozen=True, slots=True)
+class PutTopic:
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopic:
+    vhost: str
+    name: str
+    stream: StreamId
+
+
+@dataclass(frozen=True, slots=True)
 class PutPolicy:
     policy: Policy
 
@@ -170,6 +184,8 @@ Change: TypeAlias = (
     | DeleteQueue
     | PutBinding
     | DeleteBinding
+    | PutTopic
+    | DeleteTopic
     | PutPolicy
     | DeletePolicy
     | PutVhostLimits

@@ -1,4 +1,4 @@
-"""What the metadata is about: vhosts, users and their rights, exchanges, queues, bindings, policies, limits. Values.
+"""What the metadata is about: vhosts, users and rights, exchanges, queues, bindings, topics, policies, limits. Values.
 
 Only what is durable stands here: exclusive, server-named and non-durable things live in memory elsewhere (K6).
 A name is UTF-8 of at most 255 bytes without NUL, as AMQP's short strings are; it never becomes a file name.
@@ -116,6 +116,28 @@ class Queue:
 
     def __post_init__(self) -> None:
         check_name("the queue's name", self.name)
+
+
+PARTITIONS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A stream that was created by its name, and belongs to no exchange or queue."""
+
+    vhost: str
+    name: str
+    # Its log; the same name created anew is another stream.
+    stream: StreamId
+    # Never fewer than before: records lie where they were written.
+    partition_count: int = 1
+    # How its log is kept, in the words of an exchange's arguments; what does not stand here is the node's default.
+    settings: Table = EMPTY
+
+    def __post_init__(self) -> None:
+        check_name("the topic's name", self.name)
+        if not 1 <= self.partition_count <= PARTITIONS_MAX:
+            raise Invalid(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {self.partition_count}")
 
 
 class DestinationKind(StrEnum):

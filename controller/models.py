@@ -134,6 +134,17 @@ class BindingRow(Base):
     arguments: Mapped[str]
 
 
+class TopicRow(Base):
+    __tablename__ = "topics"
+
+    vhost: Mapped[str] = mapped_column(ForeignKey("vhosts.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    stream_uuid: Mapped[str]
+    partition_count: Mapped[int]
+    # A field table in the text form of table.py.
+    settings: Mapped[str]
+
+
 class PolicyRow(Base):
     __tablename__ = "policies"
 

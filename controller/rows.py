@@ -21,6 +21,7 @@ from headrace.controller.changes import (
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
+    DeleteTopic,
     DeleteTopicPermission,
     DeleteUser,
     DeleteUserLimits,
@@ -31,6 +32,7 @@ from headrace.controller.changes import (
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
@@ -45,6 +47,7 @@ from headrace.controller.entities import (
     Permission,
     Policy,
     Queue,
+    Topic,
     TopicPermission,
     User,
     UserLimits,
@@ -61,6 +64,7 @@ from headrace.controller.models import (
     PolicyRow,
     QueueRow,
     TopicPermissionRow,
+    TopicRow,
     UserLimitsRow,
     UserRow,
     VhostLimitsRow,
@@ -100,6 +104,7 @@ _PUT_INTO: Mapping[type[Change], type[Base]] = {
     PutExchange: ExchangeRow,
     PutQueue: QueueRow,
     PutBinding: BindingRow,
+    PutTopic: TopicRow,
     PutPolicy: PolicyRow,
     PutVhostLimits: VhostLimitsRow,
     PutUserLimits: UserLimitsRow,
@@ -174,6 +179,14 @@ def _row(change: Change, version: Version) -> _Row:
                 "arguments_digest": binding.arguments.digest,
                 "arguments": binding.arguments.text,
             }
+        case PutTopic(topic):
+            return {
+                "vhost": topic.vhost,
+                "name": topic.name,
+                "stream_uuid": str(topic.stream),
+                "partition_count": topic.partition_count,
+                "settings": topic.settings.text,
+            }
         case PutPolicy(policy):
             return {
                 "vhost": policy.vhost,
@@ -212,6 +225,7 @@ def _delete(connection: Connection, version: Version, change: Change) -> None:
                 BindingRow,
                 QueueRow,
                 ExchangeRow,
+                TopicRow,
                 PolicyRow,
                 VhostLimitsRow,
             ):
@@ -258,6 +272,8 @@ def _delete(connection: Connection, version: Version, change: Change) -> None:
                     BindingRow.arguments_digest == binding.arguments.digest,
                 )
             )
+        case DeleteTopic(vhost, name):
+            connection.execute(delete(TopicRow).where(TopicRow.vhost == vhost, TopicRow.name == name))
         case DeletePolicy(vhost, name):
             connection.execute(delete(PolicyRow).where(PolicyRow.vhost == vhost, PolicyRow.name == name))
         case DeleteVhostLimits(vhost):
@@ -353,6 +369,16 @@ def read(connection: Connection) -> Snapshot:
                 parsed(row.arguments),
             )
             for row in rows(BindingRow)
+        ],
+        topics=[
+            Topic(
+                row.vhost,
+                row.name,
+                StreamId(UUID(row.stream_uuid)),
+                row.partition_count,
+                parsed(row.settings),
+            )
+            for row in rows(TopicRow)
         ],
         policies=[
             Policy(

@@ -20,6 +20,7 @@ from headrace.controller.changes import (
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
+    DeleteTopic,
     DeleteTopicPermission,
     DeleteUser,
     DeleteUserLimits,
@@ -30,6 +31,7 @@ from headrace.controller.changes import (
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
@@ -44,6 +46,7 @@ from headrace.controller.entities import (
     Permission,
     Policy,
     Queue,
+    Topic,
     TopicPermission,
     User,
     UserLimits,
@@ -84,6 +87,8 @@ class Snapshot:
     # The same bindings twice: by (vhost, source) and by (vhost, kind of destination, destination). No empty entries.
     bindings_from: FrozenMap[tuple[str, str], Bindings]
     bindings_to: FrozenMap[tuple[str, DestinationKind, str], Bindings]
+    # By (vhost, name).
+    topics: FrozenMap[tuple[str, str], Topic]
     # By vhost, highest priority first, then by name. No empty entries.
     policies: FrozenMap[str, tuple[Policy, ...]]
     vhost_limits: FrozenMap[str, VhostLimits]
@@ -117,6 +122,7 @@ def load(
     exchanges: Iterable[Exchange] = (),
     queues: Iterable[Queue] = (),
     bindings: Iterable[Binding] = (),
+    topics: Iterable[Topic] = (),
     policies: Iterable[Policy] = (),
     vhost_limits: Iterable[VhostLimits] = (),
     user_limits: Iterable[UserLimits] = (),
@@ -148,6 +154,7 @@ def load(
         queue_counts=FrozenMap(queue_counts),
         bindings_from=FrozenMap((source, FrozenMap(found)) for source, found in bindings_from.items()),
         bindings_to=FrozenMap((destination, FrozenMap(found)) for destination, found in bindings_to.items()),
+        topics=FrozenMap(((topic.vhost, topic.name), topic) for topic in topics),
         policies=FrozenMap((vhost, _ranked(found)) for vhost, found in by_vhost.items()),
         vhost_limits=FrozenMap((limits.vhost, limits) for limits in vhost_limits),
         user_limits=FrozenMap((limits.user, limits) for limits in user_limits),
@@ -216,6 +223,13 @@ def _apply(snapshot: Snapshot, change: Change) -> Snapshot:
                     f"'{binding.destination}' in vhost '{binding.vhost}'"
                 )
             return _drop_bindings(snapshot, [binding])
+        case PutTopic(topic):
+            return _put_topic(snapshot, topic)
+        case DeleteTopic(vhost, name, stream):
+            existing_topic = snapshot.topics.get((vhost, name))
+            if existing_topic is None or existing_topic.stream != stream:
+                raise NotFound(f"no topic '{name}' in vhost '{vhost}'")
+            return replace(snapshot, topics=snapshot.topics.drop((vhost, name)))
         case PutPolicy(policy):
             _check_vhost(snapshot, policy.vhost)
             compile_pattern(policy.pattern)
@@ -285,6 +299,7 @@ def _delete_vhost(snapshot: Snapshot, name: str) -> Snapshot:
         queue_counts=snapshot.queue_counts.drop(name),
         bindings_from=snapshot.bindings_from.drop(*(key for key in snapshot.bindings_from if key[0] == name)),
         bindings_to=snapshot.bindings_to.drop(*(key for key in snapshot.bindings_to if key[0] == name)),
+        topics=snapshot.topics.drop(*(key for key in snapshot.topics if key[0] == name)),
         policies=snapshot.policies.drop(name),
         vhost_limits=snapshot.vhost_limits.drop(name),
     )
@@ -384,6 +399,19 @@ def _put_binding(snapshot: Snapshot, binding: Binding) -> Snapshot:
         bindings_from=snapshot.bindings_from.put(source, leaving.put(binding.key, binding)),
         bindings_to=snapshot.bindings_to.put(destination, arriving.put(binding.key, binding)),
     )
+
+
+def _put_topic(snapshot: Snapshot, topic: Topic) -> Snapshot:
+    _check_vhost(snapshot, topic.vhost)
+    existing = snapshot.topics.get((topic.vhost, topic.name))
+    if existing is not None and existing.stream != topic.stream:
+        raise AlreadyExists(f"topic '{topic.name}' in vhost '{topic.vhost}' exists already")
+    if existing is not None and topic.partition_count < existing.partition_count:
+        raise Invalid(
+            f"topic '{topic.name}' has {existing.partition_count} partitions, and cannot have {topic.partition_count}: "
+            "records lie where they were written"
+        )
+    return replace(snapshot, topics=snapshot.topics.put((topic.vhost, topic.name), topic))
 
 
 def _drop_bindings(snapshot: Snapshot, bindings: Sequence[Binding]) -> Snapshot:

@@ -11,7 +11,7 @@ application, delivery/listener.py accepted the connection and shook hands where 
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
@@ -265,8 +265,8 @@ class HttpConnection:
                 left -= len(data)
 
 
-def _response(status: int, headers: Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]) -> h11.Response:
-    return h11.Response(status_code=status, headers=list(headers), reason=HTTPStatus(status).phrase.encode())
+def _response(status: int, headers: list[tuple[str, str]] | list[tuple[bytes, bytes]]) -> h11.Response:
+    return h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
 
 
 class _Exchange:

@@ -15,6 +15,7 @@ from headrace.controller.changes import (
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
+    DeleteTopic,
     DeleteUser,
     DeleteVhost,
     PutBinding,
@@ -22,6 +23,7 @@ from headrace.controller.changes import (
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
@@ -36,6 +38,7 @@ from headrace.controller.entities import (
     Permission,
     Policy,
     Queue,
+    Topic,
     TopicPermission,
     User,
     UserLimits,
@@ -105,7 +108,7 @@ def check_invariants(snapshot: Snapshot) -> None:
     for vhost, _ in snapshot.queues:
         counts[vhost] = counts.get(vhost, 0) + 1
     assert snapshot.queue_counts == FrozenMap(counts)
-    things = [*snapshot.exchanges, *snapshot.queues, *snapshot.bindings_from]
+    things = [*snapshot.exchanges, *snapshot.queues, *snapshot.topics, *snapshot.bindings_from]
     assert {vhost for vhost, *_ in things} <= set(snapshot.vhosts)
     assert {key[0] for key in (*snapshot.permissions, *snapshot.topic_permissions)} <= set(snapshot.users)
     assert all(user.version <= snapshot.version for user in snapshot.users.values())
@@ -301,6 +304,34 @@ def test_change_of_what_is_not_there_is_refused(change: Change) -> None:
 def test_bad_pattern_or_setting_is_refused(change: Change) -> None:
     with pytest.raises(Invalid):
         apply(SMALL, [change])
+
+
+def test_topic_is_changed_by_its_own_stream_and_by_no_other() -> None:
+    made = apply(SMALL, [PutTopic(Topic("/", "t", stream(1), 2))])
+    kept = apply(made, [PutTopic(Topic("/", "t", stream(1), 3, Table({"x-retention-ms": 5})))])
+    assert kept.topics["/", "t"].partition_count == 3
+    with pytest.raises(AlreadyExists):
+        apply(made, [PutTopic(Topic("/", "t", stream(2), 2))])
+    with pytest.raises(NotFound):
+        apply(made, [DeleteTopic("/", "t", stream(2))])
+    assert not apply(made, [DeleteTopic("/", "t", stream(1))]).topics
+
+
+def test_topic_does_not_shrink() -> None:
+    made = apply(SMALL, [PutTopic(Topic("/", "t", stream(1), 2))])
+    with pytest.raises(Invalid, match="has 2 partitions, and cannot have 1"):
+        apply(made, [PutTopic(Topic("/", "t", stream(1), 1))])
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025])
+def test_topic_has_a_lawful_number_of_partitions(count: int) -> None:
+    with pytest.raises(Invalid):
+        Topic("/", "t", stream(1), count)
+
+
+def test_topics_go_with_their_vhost() -> None:
+    made = apply(SMALL, [PutTopic(Topic("/", "t", stream(1)))])
+    assert not apply(made, [DeleteVhost("/")]).topics
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "é" * 128, "a\0b", "\ud800"])

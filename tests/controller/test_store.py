@@ -24,6 +24,7 @@ from headrace.controller.changes import (
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
+    DeleteTopic,
     DeleteTopicPermission,
     DeleteUser,
     DeleteUserLimits,
@@ -34,6 +35,7 @@ from headrace.controller.changes import (
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
@@ -49,6 +51,7 @@ from headrace.controller.entities import (
     Permission,
     Policy,
     Queue,
+    Topic,
     TopicPermission,
     User,
     UserLimits,
@@ -264,6 +267,8 @@ EVERY_CHANGE: list[Change] = [
     DeleteQueue("/", "q", ViewId(1)),
     PutBinding(Binding("/", "e", DestinationKind.QUEUE, "p", "ü", Table({"x": True}))),
     DeleteBinding(Binding("/", "e", DestinationKind.QUEUE, "q", "a.b", Table({"x-max-length": 3}))),
+    PutTopic(Topic("/", "new", StreamId(UUID(int=8)), 3, Table({"x-retention-ms": 5}))),
+    DeleteTopic("/", "t", StreamId(UUID(int=0))),
     PutPolicy(Policy("/", "p1", "^x", Table({"max-length-bytes": 7}), ApplyTo.STREAMS, -4)),
     DeletePolicy("/", "p1"),
     PutVhostLimits(VhostLimits("/", None, 7)),
@@ -338,10 +343,29 @@ def test_users_of_the_first_schema_have_no_scram_verifier_yet(tmp_path: Path) ->
     store.close()
     with sqlite3.connect(path) as raw:
         raw.execute("ALTER TABLE users DROP COLUMN scram")
+        raw.execute("DROP TABLE topics")
         raw.execute("UPDATE alembic_version SET version_num = '0001'")
     raw.close()
     again = sqlite_store(path)
     assert again.snapshot().users["ann"] == User("ann", "hash", ("t",), Version(1))
+    again.close()
+
+
+def test_store_from_before_there_were_topics_gets_room_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "meta.sqlite"
+    store = sqlite_store(path)
+    commit(store, VHOST)
+    before = store.snapshot()
+    store.close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("DROP TABLE topics")
+        raw.execute("UPDATE alembic_version SET version_num = '0002'")
+    raw.close()
+    again = sqlite_store(path)
+    assert again.snapshot() == before
+    topic = Topic("/", "t", StreamId(UUID(int=1)), 4)
+    assert again.commit(before.version, [PutTopic(topic)], uuid4()) == Committed(Version(before.version + 1))
+    assert again.snapshot().topics["/", "t"] == topic
     again.close()
 
 
