@@ -1,4 +1,4 @@
-"""The whole of delivery on one node: virtual hosts, views and their journal, publishing, dead letters. Driver.
+"""The whole of delivery on one node: virtual hosts, views and their journal, publishing. Driver.
 
 The way of a publish: door -> VirtualHost.target (route) -> Broker.publish (append, tell the views) -> dispatch at the
 end of the door's turn -> committer -> confirm. The way of a settlement: door -> Queue.settle -> `__views`, written in
@@ -6,7 +6,7 @@ groups a few times a second and never before the log has passed the records it s
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,21 +27,23 @@ from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog, Run
+from headrace.core_log.outbox import Transfer
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.filtering.tags import Tags
 from headrace.gateways.delivery import journal
+from headrace.gateways.delivery.delayed import Delayed
 from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
 from headrace.gateways.delivery.logsettings import SEGMENT_BYTES_MIN, LogSettings
 from headrace.gateways.delivery.past import FieldsOf
 from headrace.gateways.delivery.ports import LogHolder, Source, Tap
-from headrace.gateways.delivery.queue import Overflow, Queue, QueueSettings, Reason, View
+from headrace.gateways.delivery.queue import Queue, QueueSettings, View
 from headrace.gateways.delivery.reading import ReadingView
 from headrace.gateways.delivery.release import Releases
 from headrace.gateways.delivery.relocation import exchanges_of
-from headrace.gateways.delivery.routing import Fields
 from headrace.gateways.delivery.timers import Timers
+from headrace.gateways.delivery.transfers import Move, Stamp, Transfers
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
 
 _log = logging.getLogger(__name__)
@@ -61,34 +63,6 @@ _RESOURCES = {"quorum": Resource.QUORUM_QUEUE, "stream": Resource.STREAM}
 # Arguments and the effective policy of a queue -> its settings; the AMQP door knows the names.
 SettingsOf = Callable[[Table, Table], QueueSettings]
 
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """One record leaves a queue for a dead-letter exchange."""
-
-    queue: str
-    reason: Reason
-    exchange: bytes
-    routing_key: bytes
-    time_us: int
-    # The queue has a dead-letter routing key, which takes the place of all that the record came with.
-    rerouted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Stamped:
-    """What a protocol makes of a record that died."""
-
-    properties: bytes
-    # Keys to route with besides the routing key.
-    copies: Sequence[str]
-    headers: Fields
-    # Names of queues that would close a cycle, and so do not get it.
-    cycling: frozenset[str]
-
-
-# How a protocol writes a death into its properties.
-Stamp = Callable[[bytes, Death], Stamped]
 
 # The properties of a record that was published over MQTT (key, properties, attributes), in the words that `Stamp` and
 # `FieldsOf` read and AMQP's readers get.
@@ -122,9 +96,8 @@ class Broker:
         self.metadata = metadata
         self.vhosts: dict[str, VirtualHost] = {}
         self.exchange_names: dict[UUID, bytes] = {}
-        self.unroutable_count = self.dead_letter_count = self.dropped_death_count = 0
+        self.unroutable_count = 0
         self._settings_of = settings_of
-        self._stamp = stamp
         self.fields_of = fields_of
         self.restated = restate
         self._clean = clean
@@ -149,10 +122,13 @@ class Broker:
         # Called when something became ready outside of a door's turn.
         self.on_ready: Callable[[], None] = lambda: None
         self.releases = Releases(self, release_bytes_min)
+        # What leaves queues for other logs.
+        self.transfers = Transfers(self, stamp)
         # Who hears of every append to a log, besides its views.
         self.taps: dict[PartitionLog, Tap] = {}
         self.timers = Timers(env.clock)
         self._expiry = Expiry(self.timers, env.clock, self._expired)
+        self.delayed = Delayed()
         self._running = trio.CancelScope()
         # Of `run`; None before it has begun.
         self._ended: trio.Event | None = None
@@ -201,10 +177,12 @@ class Broker:
             for log in stream.partitions
             if log not in self._private
         }
+        leaving = []
         for view_id, state in restored.views.items():
             queue = self._views.get(view_id)
             if queue is not None:
                 _restore(queue, state, restored.blocks.get(view_id, ()), logs)
+                leaving += self.transfers.restore(queue, state, lambda stream, at: logs.get((UUID(bytes=stream), at)))
                 self._kept[queue] = _lowest_offsets(queue)
         for queue in await self.env.worker.run(lambda: self._find_arrivals(restored, logs.values())):
             self.note_change(queue)
@@ -224,6 +202,7 @@ class Broker:
         for host in self.vhosts.values():
             host.configure_logs()
         self._loaded = True
+        self.transfers.resume(leaving)
         for queue in self._views.values():
             if queue.ready_count and (queue.timed or queue.settings.message_ttl_ms is not None):
                 self._expiry.look_soon(queue)
@@ -340,6 +319,7 @@ class Broker:
                     queue.history.forget_source(log)
                     self.note_change(queue)
         self.exchange_names.pop(stream.spec.id, None)
+        self.transfers.forget_stream(stream.spec.id)
         await self.directory.delete_stream(stream)
 
     # -- queues -------------------------------------------------------------------------------------------------
@@ -407,7 +387,7 @@ class Broker:
             view_id,
             settings,
             durable=durable,
-            transfer=lambda one, stretch, reason: self._dead_letter(host, one, stretch, reason),
+            transfer=lambda one, stretch, reason: self.transfers.let_go(host, one, stretch, reason),
             changed=self.note_change,
             now_us=self.env.clock.wall_us,
             stream_id=stream_id,
@@ -457,6 +437,7 @@ class Broker:
         self._dirty.pop(queue, None)
         self._to_dispatch.pop(queue, None)
         self._expiry.forget(queue)
+        self.transfers.forget(queue)
         if queue.durable:
             for number in queue.history.blocks:
                 self._append_entry(journal.block_key(queue.view_id, number), b"")
@@ -654,6 +635,42 @@ class Broker:
         self._to_commit(log, attributes)
         return int(appended[-1].next_offset)
 
+    def publish_dense(
+        self,
+        target: Target,
+        producer: Producer,
+        keys: Sequence[bytes],
+        properties: Sequence[bytes],
+        bodies: Sequence[bytes],
+        *,
+        settled: int,
+        attributes: int,
+        expiry_us: int = 0,
+        origin: int = 0,
+    ) -> int:
+        """The same for the next numbers of an outbox, whose target has a log (core_log/outbox.py)."""
+        log = target.log
+        assert log is not None
+        appended = log.append_dense(
+            producer,
+            keys,
+            properties,
+            bodies,
+            settled=settled,
+            timestamp_us=self.env.clock.wall_us(),
+            attributes=attributes,
+            expiry_us=expiry_us,
+            route_set=target.route_set,
+            origin=origin,
+            tags=target.tags,
+        )
+        if appended.run is not None:
+            if not target.queues:
+                self.unroutable_count += appended.run.last - appended.run.first
+            self._arrived(target, log, appended.run, expiry_us)
+        self._to_commit(log, attributes)
+        return int(appended.next_offset)
+
     def _arrived(self, target: Target, log: PartitionLog, run: Run, expiry_us: int) -> None:
         to_dispatch = self._to_dispatch
         for queue in target.queues:
@@ -788,84 +805,6 @@ class Broker:
                 assert isinstance(source, PartitionLog)
                 await self.wait_committed(source, source.end)
 
-    # -- dead letters -------------------------------------------------------------------------------------------
-
-    def _dead_letter(self, host: VirtualHost, queue: Queue, stretch: Stretch, reason: Reason) -> None:
-        """Move records to the dead-letter exchange, or drop them; settled once the copy is safe.
-
-        Raises DiskFull; the stretch then holds what was not moved.
-        """
-        exchange = queue.settings.dead_letter_exchange
-        if exchange is None or host.router.exchange(exchange) is None:
-            stretch.lane.settle(stretch.seq, stretch.count)
-            self.note_change(queue)
-            return
-        batch = stretch.loaded()
-        first, names = stretch.index, self.exchanges_of(stretch)
-        while stretch.count:
-            index = stretch.index
-            name = names[index - first]
-            (properties,) = self.properties_of(batch, index, index + 1)
-            target, properties = self._dead_target(
-                host, queue, exchange, reason, name, batch.keys[index], properties, batch.tags_at(index)
-            )
-            reached: int | None = None
-            if target is not None:
-                attributes = batch.attributes.at(index) & ~RELOCATED
-                if attributes & PROTOCOL_MASK in _RESTATED:
-                    attributes = int(Protocol.AMQP) | attributes & PERSISTENT
-                reached = self.publish(target, [properties], [batch.values[index]], attributes=attributes)
-                self.dead_letter_count += 1
-            one = stretch.split(1)
-            settle = _Settle(self, queue, one)
-            if reached is None or target is None or target.log is None:
-                settle()
-            else:
-                target.log.when_committed(reached, settle)
-
-    def _dead_target(
-        self,
-        host: VirtualHost,
-        queue: Queue,
-        exchange: str,
-        reason: Reason,
-        name: bytes,
-        key: bytes,
-        properties: bytes,
-        tags: Tags,
-    ) -> tuple[Target | None, bytes]:
-        """Where a dead record goes, and with what properties. No target: it would only go round in a cycle."""
-        settings = queue.settings
-        rerouted = settings.dead_letter_routing_key is not None
-        death = Death(queue.name, reason, name, key, self.env.clock.wall_us(), rerouted)
-        stamped = self._stamp(properties, death)
-        if settings.dead_letter_routing_key is not None:
-            key = settings.dead_letter_routing_key.encode("utf-8", "surrogateescape")
-        keys = [key.decode("utf-8", "surrogateescape"), *stamped.copies]
-        target = host.target(exchange, key, keys, stamped.headers, tags=tags)
-        left = tuple(other for other in target.queues if other.name not in stamped.cycling)
-        if len(left) < len(target.queues):
-            if not left:
-                self.dropped_death_count += 1
-                return None, b""
-            target = target.only(left)
-        return target, stamped.properties
-
-    def refuse(self, host: VirtualHost, queue: Queue, target: Target, properties: bytes, body: bytes) -> None:
-        """A full queue refuses a publish; with reject-publish-dlx the message is dead-lettered, else it is gone."""
-        exchange = queue.settings.dead_letter_exchange
-        if queue.settings.overflow != Overflow.REJECT_PUBLISH_DLX or exchange is None:
-            return
-        if host.router.exchange(exchange) is None:
-            return
-        name = target.exchange.encode("utf-8", "surrogateescape")
-        moved, stamped = self._dead_target(
-            host, queue, exchange, Reason.MAXLEN, name, target.key, properties, target.tags
-        )
-        if moved is not None:
-            self.publish(moved, [stamped], [body], attributes=int(Protocol.AMQP) | PERSISTENT)
-            self.dead_letter_count += 1
-
     # -- the journal --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -879,6 +818,7 @@ class Broker:
                     nursery.start_soon(self._keep_journal)
                     nursery.start_soon(self._keep_streams)
                     nursery.start_soon(self.releases.run)
+                    nursery.start_soon(self.transfers.run)
                     nursery.start_soon(self._keep_configs)
         finally:
             self._ended.set()
@@ -929,16 +869,15 @@ class Broker:
             log.delete_before(log.high_watermark if lowest is None else lowest)
             self.directory.committer.urgent(log)
 
-    async def write_journal(self) -> None:
-        """Everything settled so far is on the disk when this returns."""
+    async def write_journal(self, only: Collection[Queue] | None = None) -> int:
+        """Everything settled so far (by these queues) is on the disk when this returns; the answer is how many bytes
+        that took. Then what leaves them for other logs is on its way."""
         async with self._journal_lock:
-            draft = self._drafted()
+            draft = self._drafted(only)
             if draft is None:
-                return
+                return 0
             await self._all_committed(draft.logs)
-            entries, draft.entries = draft.entries, []
-            for key, value in entries:
-                self._append_entry(key, value)
+            byte_count = await self._append_entries(draft.entries)
             await self._all_committed([self._views_log])
             self._draft = None
             for log, end in draft.ends.items():
@@ -951,20 +890,44 @@ class Broker:
                 if queue.readers:
                     self._to_dispatch[queue] = None
                     self.on_ready()
+            self.transfers.journalled(draft.transfers)
+            return byte_count
 
-    def _drafted(self) -> "_Draft | None":
+    async def _append_entries(self, entries: list[tuple[bytes, bytes]]) -> int:
+        """In their order; what finds no room waits, and is still among the entries if somebody gives up."""
+        byte_count = 0
+        while entries:
+            key, value = entries[0]
+            try:
+                self._append_entry(key, value)
+            except DiskFull:
+                await self.env.clock.sleep(CONFIGURE_RETRY_S)
+                continue
+            del entries[0]
+            byte_count += len(value)
+        return byte_count
+
+    def _drafted(self, only: Collection[Queue] | None) -> "_Draft | None":
         """What changed, behind what somebody left half way."""
-        queues, self._dirty = [queue for queue in self._dirty if not queue.deleted], {}
-        logs, self._dirty_logs = list(self._dirty_logs), {}
+        asked = self._dirty if only is None else [queue for queue in only if queue in self._dirty]
+        queues = [queue for queue in asked if not queue.deleted]
+        logs: list[PartitionLog] = []
+        if only is None:
+            self._dirty = {}
+            logs, self._dirty_logs = list(self._dirty_logs), {}
+        else:
+            for queue in queues:
+                del self._dirty[queue]
         if not queues and not logs:
             return self._draft
         draft = self._draft = self._draft or _Draft()
         for queue in queues:
+            draft.transfers += [(queue, one) for one in self.transfers.number(queue)]
             # The blocks come first: they may be newer than the state, never older.
             for number, block in queue.history.changed_blocks():
                 value = b"" if block is None else journal.encode_block(block)
                 draft.entries.append((journal.block_key(queue.view_id, number), value))
-            draft.entries.append((journal.view_key(queue.view_id), journal.encode_view(_state(queue))))
+            draft.entries.append((journal.view_key(queue.view_id), journal.encode_view(self._state(queue))))
             draft.queues.append((queue, queue.history.mark, _lowest_offsets(queue)))
             for source in {*queue.history.applied, *(source for lane in queue.lanes for source in lane.applied)}:
                 assert isinstance(source, PartitionLog)
@@ -974,6 +937,18 @@ class Broker:
             draft.logs.add(log)
             draft.ends[log] = log.end
         return draft
+
+    def _state(self, queue: Queue) -> journal.ViewState:
+        outbox, waiting = self.transfers.state(queue)
+        return journal.ViewState(
+            journal.FORMAT,
+            [_lane_state(lane) for lane in queue.lanes],
+            queue.timed,
+            journal.history_state(queue.history),
+            journal.attached_state(queue.attached),
+            outbox,
+            waiting,
+        )
 
     async def _all_committed(self, logs: Iterable[PartitionLog]) -> None:
         """Wait until these are committed as far as they reach now. Asked of all at once: who comes later to a log
@@ -1049,32 +1024,8 @@ class _Draft:
     ends: dict[PartitionLog, int] = field(default_factory=dict)
     # Each queue with the reach of its history and the lowest offsets in the state that is written.
     queues: list[tuple[Queue, tuple[int, int], dict[Source, int]]] = field(default_factory=list)
-
-
-class _Settle:
-    """Settles one record once its copy is safe. A plain callback for the log."""
-
-    __slots__ = ("_broker", "_queue", "_stretch")
-
-    def __init__(self, broker: Broker, queue: Queue, stretch: Stretch) -> None:
-        self._broker = broker
-        self._queue = queue
-        self._stretch = stretch
-
-    def __call__(self) -> None:
-        self._stretch.lane.settle(self._stretch.seq, self._stretch.count)
-        self._broker.note_change(self._queue)
-
-
-def _state(queue: Queue) -> journal.ViewState:
-    lanes = [_lane_state(lane) for lane in queue.lanes]
-    return journal.ViewState(
-        journal.FORMAT,
-        lanes,
-        queue.timed,
-        journal.history_state(queue.history),
-        journal.attached_state(queue.attached),
-    )
+    # What may be sent to other logs once the entries are safe, since their numbers are among them.
+    transfers: list[tuple[Queue, Transfer[Move]]] = field(default_factory=list)
 
 
 def _lowest_offsets(queue: Queue) -> dict[Source, int]:
