@@ -46,6 +46,7 @@ class Committer:
         self._asked_count = 0
         self._pauses_to_skip = 0
         self.on_commit: Callable[[], None] = lambda: None
+        self._cuts: list[tuple[PartitionLog, int, trio.Event]] = []
 
     def urgent(self, log: PartitionLog) -> None:
         """Somebody waits for these records: commit as soon as the sync under way is done.
@@ -75,6 +76,8 @@ class Committer:
                 self._idle = trio.Event()
                 await self._gather()
                 self._wake = trio.Event()
+                if self._cuts:
+                    await self._make_cuts()
                 group, self._urgent = self._urgent, {}
                 written = [log for log, has_to in group.items() if not has_to]
                 try:
@@ -136,6 +139,21 @@ class Committer:
             self._wake.set()
             await self._idle.wait()
             await trio.lowlevel.checkpoint()
+
+    async def cut(self, log: PartitionLog, offset: int) -> None:
+        """A follower's records from this offset on are gone when this returns, also for a start after a crash."""
+        done = trio.Event()
+        self._cuts.append((log, offset, done))
+        self._wake.set()
+        await done.wait()
+
+    async def _make_cuts(self) -> None:
+        """Between two groups. The journal is emptied first: it would put back what is cut."""
+        await self._env.worker.run(self._journal.empty)
+        cuts, self._cuts = self._cuts, []
+        for log, offset, done in cuts:
+            log.cut_from(offset)
+            done.set()
 
     async def commit(self, logs: Sequence[PartitionLog], written: Sequence[PartitionLog] = ()) -> None:
         """Seal, write, sync and acknowledge one group; what is in `written` is not synced unless it must be."""

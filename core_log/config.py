@@ -32,6 +32,8 @@ class LogConfig:
     offsets_reserved: int = 1_000_000
     producer_expiry_ms: int = 7 * 24 * 3600 * 1000
     producer_count_max: int = 100_000
+    # With more than one, a record is committed when the replicas say so, and a crash promises no offsets ahead.
+    replica_count: int = 1
 
     def __post_init__(self) -> None:
         if self.durability not in ("sync", "interval", "os"):
@@ -40,7 +42,7 @@ class LogConfig:
             raise ValueError(f"compression is none, lz4 or auto, not {self.compression!r}")
         if self.cleanup not in ("delete", "compact"):
             raise ValueError(f"cleanup is delete or compact, not {self.cleanup!r}")
-        for name in ("segment_bytes_max", "segment_ms_max", "batch_bytes_max", "index_interval_bytes"):
+        for name in ("segment_bytes_max", "segment_ms_max", "batch_bytes_max", "index_interval_bytes", "replica_count"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("retention_ms", "retention_bytes"):

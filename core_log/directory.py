@@ -287,7 +287,7 @@ class LogDirectory:
         await self.env.worker.run(self.close_now)
 
     def close_now(self) -> None:
-        self._journal.close()
+        self._journal.empty()
         for stream in self.streams.values():
             for log in stream.partitions:
                 log.close()

@@ -50,6 +50,7 @@ HASHED_HEADER = struct.Struct("<BBHIQIIIIQqq16sqIIIIII")
 # magic, size, salt; flags; base offset, span; summary size: the rest is passed over (bench/skip.py).
 _GLIMPSE = struct.Struct("<4sIQ10xH4xQI8xI")
 assert HASHED_FROM + HASHED_HEADER.size == HEADER_SIZE
+_DURABLE_AT = 56
 
 FLAG_FIRST_OF_SEGMENT = 1
 FLAG_GAP = 2
@@ -307,6 +308,14 @@ def stamp(
 def restamp(batch: bytes, salt: int) -> bytes:
     """The same batch as part of another segment: only the salt differs, the hash stands."""
     return batch[:8] + salt.to_bytes(8, "little") + batch[16:]
+
+
+def adopt(batch: bytes, *, salt: int, durable_offset: int) -> bytes:
+    """A batch of another replica as part of a segment of ours. What that one knew to be durable is not what this disk
+    holds, and a recovery would take the difference for lost records (D7): so it is said anew, and hashed anew."""
+    size = int.from_bytes(batch[4:8], "little")
+    rest = batch[HASHED_FROM:_DURABLE_AT] + durable_offset.to_bytes(8, "little") + batch[_DURABLE_AT + 8 : size]
+    return PREFIX.pack(BATCH_MAGIC, size, salt, xxhash.xxh3_64_intdigest(rest)) + rest
 
 
 def _encode_runs(runs: Runs, count: int, fixed: list[bytes]) -> int:

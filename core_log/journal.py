@@ -86,8 +86,8 @@ class CommitJournal:
                 segment.file.sync()
         self._unsynced.clear()
 
-    def close(self) -> None:
-        """Settle, and leave the journal empty: a later unclean start must not put old bytes back."""
+    def empty(self) -> None:
+        """Settle, and leave nothing in it: a later unclean start must not put old bytes back."""
         self.settle()
         self._file = None
         if self._storage.exists(PATH):

@@ -21,11 +21,14 @@ from headrace.core_log.env import Clock, Ids
 from headrace.core_log.epochs import EpochHistory
 from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Refused, SequenceRefused, UnknownFormat
 from headrace.core_log.format import (
+    FLAG_FIRST_OF_SEGMENT,
+    FLAG_GAP,
     HEADER_SIZE,
     SEGMENT_HEAD_SIZE,
     BatchHeader,
     Body,
     SegmentHead,
+    adopt,
     decode,
     encode,
     is_whole,
@@ -233,6 +236,8 @@ class PartitionLog:
     @property
     def early_end(self) -> Offset:
         """How far a work queue on a one-replica stream may look before the commit (K3)."""
+        if self.config.replica_count > 1:
+            return self.high_watermark
         return Offset(min(self.end, max(self._ceiling, self.high_watermark)))
 
     @property
@@ -313,7 +318,10 @@ class PartitionLog:
         self.epoch = max(self.epoch, self._epochs.latest.epoch)
         self._epochs.cut_from(end)
         ceiling = known.ceiling if found is not None else (end + self.config.offsets_reserved if self._segments else 0)
-        if cut or ceiling > end:
+        if self.config.replica_count > 1:
+            # Nothing beyond the watermark was ever shown; what lies there is the leader's to keep or to cut.
+            self._ceiling = end
+        elif cut or ceiling > end:
             self.epoch += 1
             self._ceiling = ceiling
             if ceiling > end:
@@ -696,16 +704,22 @@ class PartitionLog:
             durable_offset=self.synced_end,
             first_of_segment=segment.is_empty,
         )
-        epochs = self._load_epochs()
-        if epochs.note(self.epoch, self.leader_id, batch.base_offset):
-            self._files[f"{self.folder}/{EPOCHS}"] = epochs.encode()
         newest = None if batch.gap is not None else body.max_timestamp
-        position = segment.append(buffers, body.size, batch.next_offset, newest)
+        self._written(segment, buffers, body.size, batch.base_offset, batch.next_offset, newest)
         for route_set, place in body.defined.items():
             segment.large_sets[route_set] = RouteReference(batch.base_offset, place)
-        self.written_end = batch.next_offset
         if batch.producer is not None:
             self._load_producers().note(batch.producer, batch.count, self.shared.clock.wall_us())
+
+    def _written(
+        self, segment: Segment, buffers: list[bytes], size: int, base_offset: int, next_offset: int, newest: int | None
+    ) -> None:
+        """Put a stamped batch at the end of the active segment."""
+        epochs = self._load_epochs()
+        if epochs.note(self.epoch, self.leader_id, base_offset):
+            self._files[f"{self.folder}/{EPOCHS}"] = epochs.encode()
+        position = segment.append(buffers, size, next_offset, newest)
+        self.written_end = Offset(next_offset)
         self._dirty[segment.base_offset] = segment
         if self.config.durability != "os":
             self._writes.append((segment, position, buffers))
@@ -802,6 +816,98 @@ class PartitionLog:
                     segment.read_whole(at, header)
                 yield header
 
+    # -- as one of several replicas -----------------------------------------------------------------------------
+
+    @property
+    def replica_start(self) -> Offset:
+        """Where a replica that has nothing yet begins: batches may refer to others before them in their segment."""
+        return Offset(self._segments[0].base_offset) if self._segments else self.written_end
+
+    def append_stored(self, data: bytes) -> Offset:
+        """Whole batches as the leader's log stores them, from the end of this one on; returns the new end.
+
+        They keep their place and their leader's epoch. A segment begins where the leader's did, for the sake of what
+        batches in it refer to. Raises Refused for a batch that is damaged or does not follow; those before it are kept.
+        """
+        assert self._open is None, "a follower's records come from its leader only"
+        at = 0
+        while at < len(data):
+            header = maybe_header(data, at, int.from_bytes(data[at + 8 : at + 16], "little"))
+            if header is None or not is_whole(data, at, header):
+                raise Refused(f"{self.folder}: a batch from the leader at offset {self.end} is damaged or not whole")
+            last_epoch = self._load_epochs().latest.epoch
+            if header.base_offset != self.written_end or header.leader_epoch < last_epoch:
+                raise Refused(
+                    f"{self.folder}: a batch at offset {header.base_offset} of epoch {header.leader_epoch} does not "
+                    f"follow offset {self.written_end} of epoch {last_epoch}"
+                )
+            self.epoch, self.leader_id = header.leader_epoch, header.leader_id
+            self._adopt(header, data[at : at + header.size])
+            at += header.size
+        return self.written_end
+
+    def _adopt(self, header: BatchHeader, data: bytes) -> None:
+        segment = self._active()
+        if header.flags & FLAG_FIRST_OF_SEGMENT and not segment.is_empty:
+            segment = self._roll(segment)
+        buffers = [adopt(data, salt=segment.salt, durable_offset=self.synced_end)]
+        newest = None if header.flags & FLAG_GAP else header.max_timestamp
+        self._written(segment, buffers, header.size, header.base_offset, header.next_offset, newest)
+        if header.producer is not None:
+            self._load_producers().note(header.producer, header.record_count, self.shared.clock.wall_us())
+
+    def begin_at(self, offset: int) -> None:
+        """An empty replica begins where its leader's log does."""
+        assert not self._segments and self._open is None and not self._syncing, "only an empty log begins anywhere else"
+        self.log_start = Offset(offset)
+        self._set_end(offset)
+        self._ceiling = offset
+        self._checkpoint.write(self._checkpoint_at(offset, SEGMENT_HEAD_SIZE, ceiling=offset), sync=True)
+
+    def cut_from(self, offset: int) -> None:
+        """Records from here on are gone: the leader has others there. Blocks; what leans on the commit journal must
+        have been synced and the journal emptied before, or a crash would put them back. See Committer.cut."""
+        assert not self._syncing and self._open is None, "nothing is under way while a log is cut"
+        assert offset >= self.high_watermark, "what was committed is never cut"
+        if offset >= self.written_end:
+            return
+        place = next(at for at in reversed(range(len(self._segments))) if self._segments[at].base_offset <= offset)
+        segment = self._segments[place]
+        position = segment.locate(offset, self.config.index_interval_bytes) if offset < segment.end_offset else -1
+        producers = self._load_producers()
+        for header in self._headers_from(offset):
+            assert header.base_offset >= offset, "a log is cut between batches"
+            if header.producer is not None:
+                producers.withdraw(header.producer, header.record_count)
+        if position < 0:
+            position = self._end_position(segment)
+        # In this order a crash leaves either the old records, to be cut again, or none of them.
+        producers.next_offset = offset
+        self.shared.storage.replace_file(f"{self.folder}/{PRODUCERS}", producers.encode(self.shared.clock.wall_us()))
+        self._load_epochs().cut_from(offset)
+        self.synced_end = Offset(min(self.synced_end, offset))
+        self._checkpoint.write(
+            Checkpoint(self.log_start, segment.base_offset, offset, position, offset, self.epoch, self.leader_id),
+            sync=True,
+        )
+        for gone in self._segments[place + 1 :]:
+            self.shared.indexed.pop(gone.stem, None)
+            self._dirty.pop(gone.base_offset, None)
+        self._drop_tail(place + 1)
+        segment.remove_indexes()
+        segment.cut(position, offset)
+        segment.resume(position, self.config.index_interval_bytes)
+        self.shared.indexed.pop(segment.stem, None)
+        self.shared.storage.replace_file(f"{self.folder}/{EPOCHS}", self._load_epochs().encode())
+        self.written_end = self.synced_end = Offset(offset)
+        self._writes = []
+        self._dirty = {}
+        self._files = {}
+        self._rolled = False
+        self._tail.clear()
+        latest = self._load_epochs().latest
+        self.epoch, self.leader_id = max(latest.epoch, 1), latest.leader_id
+
     # -- committing ---------------------------------------------------------------------------------------------
 
     def when_committed(self, next_offset: int, done: Done) -> None:
@@ -893,10 +999,17 @@ class PartitionLog:
 
     def advance(self) -> None:
         """Move the high watermark as far as the stream's promise allows, and tell who waits."""
+        if self.config.replica_count > 1:
+            return
         reached = self.synced_end
         if self.config.durability != "sync":
             # Less is promised, but no offset is shown that could be issued again.
             reached = Offset(max(reached, min(self.written_end, self._ceiling)))
+        self.advance_to(reached)
+
+    def advance_to(self, reached: Offset) -> None:
+        """The high watermark is here, unless it was further on already. For the replicas of a log to say."""
+        assert reached <= self.written_end
         if reached <= self.high_watermark:
             return
         self.high_watermark = reached

@@ -100,6 +100,14 @@ class ProducerTable:
         state.seen.add(producer.first_sequence, producer.first_sequence + count)
         state.seen.cut_below(state.next_sequence - WINDOW)
 
+    def withdraw(self, producer: Producer, count: int) -> None:
+        """These sequences are no longer in the log: a replica's records were cut, for those of its leader."""
+        state = self._states.get(producer.id)
+        if state is not None and state.epoch == producer.epoch:
+            state.seen.remove(producer.first_sequence, producer.first_sequence + count)
+            if not len(state.seen):
+                del self._states[producer.id]
+
     def _make_room(self, now_us: int) -> None:
         """For a client. Outboxes are as many as there are queues and the like, and are not counted."""
         if len(self._states) < self._count_max:
