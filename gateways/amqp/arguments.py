@@ -20,18 +20,18 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.controller.table import ByteArray as StoredByteArray
 from headrace.controller.table import FieldIn, Table
+from headrace.filtering.expression import Expression, ExpressionError, parse
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, resource
 from headrace.gateways.amqp.fields import ByteArray, FieldTable, FieldValue, Timestamp, type_name
 from headrace.gateways.amqp.properties import EXPIRATION_MS_MAX
 from headrace.gateways.delivery.queue import Overflow
-from headrace.gateways.delivery.routing import ExchangeKind
+from headrace.gateways.delivery.routing import DELAYED_EXCHANGE, DELAYED_TYPE, ExchangeKind
 
 Arguments: TypeAlias = Mapping[str, Any]
 
 PRIORITY_MAX = 255
 PARTITION_COUNT_MAX = 1024
 NAME_BYTES_MAX = 255  # of what later travels as a short string
-DELAYED_EXCHANGE = "x-delayed-message"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_MAX = 253_402_300_799  # the last second of the year 9999: the last that a datetime can hold
@@ -182,7 +182,7 @@ class ExchangeArguments:
 @dataclass(frozen=True, slots=True)
 class BindingArguments:
     table: Table
-    filter: str | None = None
+    filter: Expression | None = None
     start: StreamOffset | None = None
     match: HeadersMatch = HeadersMatch.ALL
 
@@ -192,7 +192,7 @@ class ConsumerArguments:
     table: Table
     priority: int = 0
     stream_offset: StreamOffset | None = None
-    filter: str | None = None
+    filter: Expression | None = None
     stream_filter: tuple[str, ...] = ()
     match_unfiltered: bool = False
     cancel_on_failover: bool = False
@@ -380,6 +380,13 @@ def _texts(value: Any) -> tuple[str, ...]:
     return (_text(value),) if isinstance(value, str) else tuple(map(_text, _array(value)))
 
 
+def _expression(value: Any) -> Expression:
+    try:
+        return parse(_text(value))
+    except ExpressionError as error:
+        raise _Invalid(str(error)) from None
+
+
 def _array(value: Any) -> Iterable[Any]:
     if not isinstance(value, list | tuple):
         raise _Invalid(f"expected string or array, got {_name_of_type(value)}")
@@ -444,13 +451,13 @@ _HASH: dict[str, tuple[str, Check]] = {
     "hash-property": ("hash_property", _one_of(HashProperty)),
 }
 _BINDING: dict[str, tuple[str, Check]] = {
-    "x-filter": ("filter", _text),
+    "x-filter": ("filter", _expression),
     "x-from": ("start", _point_in_past),
 }
 _CONSUMER: dict[str, tuple[str, Check]] = {
     "x-priority": ("priority", _at_least(-(2**31), 2**31 - 1)),
     "x-stream-offset": ("stream_offset", _stream_offset),
-    "x-filter": ("filter", _text),
+    "x-filter": ("filter", _expression),
     "x-stream-filter": ("stream_filter", _texts),
     "x-stream-match-unfiltered": ("match_unfiltered", _boolean),
     "x-cancel-on-ha-failover": ("cancel_on_failover", _boolean),
@@ -522,9 +529,9 @@ def parse_exchange_arguments(arguments: Arguments, exchange: str, vhost: str, ex
     where = resource("exchange", exchange, vhost)
     known = _read(arguments, _EXCHANGE, where)
     if exchange_type == DELAYED_EXCHANGE:
-        if arguments.get("x-delayed-type") not in tuple(ExchangeKind):
+        if arguments.get(DELAYED_TYPE) not in tuple(ExchangeKind):
             raise _precondition_failed("Invalid argument, 'x-delayed-type' must be an existing exchange type")
-        known["delayed_type"] = ExchangeKind(arguments["x-delayed-type"])
+        known["delayed_type"] = ExchangeKind(arguments[DELAYED_TYPE])
     effective_type = known.get("delayed_type", exchange_type)
     if effective_type == ExchangeKind.CONSISTENT_HASH:
         known |= _read(arguments, _HASH, where)
@@ -536,7 +543,10 @@ def parse_exchange_arguments(arguments: Arguments, exchange: str, vhost: str, ex
 
 def parse_binding_arguments(arguments: Arguments, exchange: str, vhost: str, exchange_type: str) -> BindingArguments:
     """Arguments of a binding whose source is this exchange; for a delayed one the type is the one it delays."""
-    known = _read(arguments, _BINDING, f"binding of {resource('exchange', exchange, vhost)}")
+    where = f"binding of {resource('exchange', exchange, vhost)}"
+    known = _read(arguments, _BINDING, where)
+    if exchange_type == ExchangeKind.CONSISTENT_HASH and "filter" in known:
+        raise _refused("x-filter", where, "the bindings of an x-consistent-hash exchange divide all that is published")
     if exchange_type == ExchangeKind.HEADERS and "x-match" in arguments:
         match = arguments["x-match"]
         if not isinstance(match, str):
@@ -610,7 +620,7 @@ def check_same_exchange(
     check_same("durable", *durable, where)
     check_same("auto_delete", *auto_delete, where)
     check_same("internal", *internal, where)
-    names = (*_EXCHANGE, "x-delayed-type", *_HASH, *_STREAM_SETTINGS)
+    names = (*_EXCHANGE, DELAYED_TYPE, *_HASH, *_STREAM_SETTINGS)
     _check_same_arguments(current, received, names, where)
 
 

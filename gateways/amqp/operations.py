@@ -195,7 +195,7 @@ class Operations:
                 arguments.table,
                 name,
                 self._host.name,
-                exchange_type=(str(found.kind), kind),
+                exchange_type=(found.type, kind),
                 durable=(found.durable, method.durable),
                 auto_delete=(found.auto_delete, method.auto_delete),
                 internal=(found.internal, method.internal),
@@ -251,8 +251,6 @@ class Operations:
             text = f"read access to topic '{method.routing_key}' in exchange '{source}' refused for user '{self._user}'"
             raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
         arguments = parse_binding_arguments(method.arguments, source, self._host.name, str(found.kind))
-        if arguments.filter is not None:
-            raise _not_yet("x-filter on a binding")
         if arguments.start is not None and kind is DestinationKind.EXCHANGE:
             raise _not_yet("x-from on a binding to an exchange")
         binding = Binding(

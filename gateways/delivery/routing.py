@@ -25,7 +25,7 @@ exactly those a new version.
 Invariants: a binding stands in its source and at its destination, or nowhere; a Route is current exactly as long as its
 exchange has the Route's version; two current Routes of one exchange with the same queues are the same object.
 Neighbours: filtering/topics.py below; publish.py and the doors' declare and bind above. x-delayed-message exchanges are
-put here as the kind that their x-delayed-type names.
+put here as the kind that their x-delayed-type names (`kind_of`).
 """
 
 from collections import deque
@@ -64,6 +64,16 @@ class ExchangeKind(StrEnum):
     CONSISTENT_HASH = "x-consistent-hash"
 
 
+# The type of an exchange that was made for RabbitMQ's plugin. It routes as its argument says, and delays as all do.
+DELAYED_EXCHANGE: Final = "x-delayed-message"
+DELAYED_TYPE: Final = "x-delayed-type"
+
+
+def kind_of(declared_type: str, arguments: Table) -> ExchangeKind:
+    """How an exchange of this type routes. ValueError for a type that there is not."""
+    return ExchangeKind(str(arguments.get(DELAYED_TYPE)) if declared_type == DELAYED_EXCHANGE else declared_type)
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     name: str
@@ -74,6 +84,13 @@ class Exchange:
     # By argument or policy; it need not exist.
     alternate: str | None = None
     arguments: Table = EMPTY
+    # As it was declared, where that is another than the kind.
+    declared_type: str = ""
+
+    @property
+    def type(self) -> str:
+        """What clients know it as."""
+        return self.declared_type or str(self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +152,12 @@ class Router(Generic[Q]):
         internal: bool = False,
         alternate: str | None = None,
         arguments: Table = EMPTY,
+        declared_type: str = "",
     ) -> None:
         """Make the exchange, or give the one that is there new settings (a policy may change its alternate)."""
         if name == DEFAULT_EXCHANGE:
             raise Invalid("the default exchange cannot be declared")
-        made = Exchange(name, kind, durable, auto_delete, internal, alternate, arguments)
+        made = Exchange(name, kind, durable, auto_delete, internal, alternate, arguments, declared_type)
         found = self._exchanges.get(name)
         if found is None:
             self._exchanges[name] = _Exchange(made, _matcher(made))

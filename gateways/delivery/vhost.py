@@ -37,7 +37,7 @@ from headrace.gateways.delivery.attachment import Attachment
 from headrace.gateways.delivery.logsettings import log_settings
 from headrace.gateways.delivery.past import Past, StartOf
 from headrace.gateways.delivery.queue import Queue, QueueSettings
-from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, ExchangeKind, Fields, Route, Router
+from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, Fields, Route, Router, kind_of
 from headrace.gateways.delivery.tagging import rules_of
 
 if TYPE_CHECKING:
@@ -135,12 +135,13 @@ class VirtualHost:
         self._broker.exchange_names[exchange.stream] = exchange.name.encode()
         self.router.put_exchange(
             exchange.name,
-            ExchangeKind(exchange.kind),
+            kind_of(exchange.kind, exchange.arguments),
             durable=durable,
             auto_delete=exchange.auto_delete,
             internal=exchange.internal,
             alternate=self._alternate(exchange.name, exchange.arguments),
             arguments=exchange.arguments,
+            declared_type=exchange.kind,
         )
         self._apply_rules(exchange.name)
 
@@ -181,6 +182,7 @@ class VirtualHost:
                     internal=found.internal,
                     alternate=alternate,
                     arguments=found.arguments,
+                    declared_type=found.declared_type,
                 )
         self.configure_logs()
 
@@ -205,6 +207,10 @@ class VirtualHost:
         for stream in self._streams.values():
             self._broker.retire(stream)
         self._streams.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def _check_open(self) -> None:
         if self._closed:
@@ -235,7 +241,7 @@ class VirtualHost:
     ) -> None:
         """A new exchange. The caller has compared with one that may exist."""
         try:
-            ExchangeKind(kind)
+            kind_of(kind, arguments)
         except ValueError:
             raise Invalid(f"unknown exchange type '{kind}'") from None
         async with self._topology:
