@@ -28,9 +28,8 @@ from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog, Run
 from headrace.core_log.outbox import Transfer
-from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Producer, Protocol, RecordBatch
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
-from headrace.filtering.tags import Tags
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.delayed import Delayed
 from headrace.gateways.delivery.expiry import Expiry
@@ -163,6 +162,14 @@ class Broker:
         log = self._internal(name, config)
         self._private.add(log)
         return log
+
+    def leave_alone(self, logs: Iterable[PartitionLog]) -> None:
+        """No view reads these: they are a topic's."""
+        self._private.update(logs)
+
+    def take_back(self, logs: Iterable[PartitionLog]) -> None:
+        """These are gone."""
+        self._private.difference_update(logs)
 
     async def load(self) -> None:
         """Bring every durable queue back with exactly its unsettled records, in order."""
@@ -804,6 +811,18 @@ class Broker:
             if source is not None:
                 assert isinstance(source, PartitionLog)
                 await self.wait_committed(source, source.end)
+
+    def refuse(self, host: VirtualHost, queue: Queue, target: Target, properties: bytes, body: bytes) -> None:
+        """A full queue refuses a publish; with reject-publish-dlx the message is dead-lettered, else it is gone."""
+        self.transfers.refuse(host, queue, target, properties, body)
+
+    @property
+    def dead_letter_count(self) -> int:
+        return self.transfers.dead_letter_count
+
+    @property
+    def dropped_death_count(self) -> int:
+        return self.transfers.dropped_count
 
     # -- the journal --------------------------------------------------------------------------------------------
 

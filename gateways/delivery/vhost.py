@@ -517,6 +517,10 @@ class VirtualHost:
                 return self._broker.own_log(queue, self.name)
         return self._broker.transient_log if queues else None
 
+    def exchange_stream(self, name: str) -> StreamId | None:
+        """The stream of an exchange; None if there is no such exchange."""
+        return self._streams.get(name)
+
     def exchange_log(self, name: str) -> PartitionLog:
         """The log of an exchange, made if nothing was ever published to it."""
         config_of = partial(self._log_config, name)

@@ -39,6 +39,7 @@ from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import DoorListener, TlsSide, is_loopback, resolve
 from headrace.gateways.delivery.meter import SystemMeter, Watch
 from headrace.gateways.delivery.tls import TlsError, load_context
+from headrace.gateways.delivery.topics import Topics
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.server import HttpDoor, HttpListener
 from headrace.gateways.mapping import PropertyMapping
@@ -157,10 +158,13 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         config=config.mqtt.door(),
         version=f"headrace version {__version__}",
     )
+    topics = Topics(broker)
+    await topics.load()
     await broker.load()
     metadata.listen(broker.metadata_changed)
     mqtt.load()
     nursery.start_soon(broker.run)
+    nursery.start_soon(topics.run)
     metadata.listen(lambda snapshot, changes: access.update(snapshot))
     metadata.listen(lambda snapshot, changes: limits.update(snapshot))
     await watch.look()
