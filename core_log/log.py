@@ -207,6 +207,9 @@ class PartitionLog:
             log._resume(found)
         else:
             log._recover(found)
+        if config.replica_count > 1:
+            # What lies here is not thereby committed: the leader knows, or finds out from the others.
+            log.high_watermark = log.log_start
         log._remove_deleted()
         return log
 
@@ -890,10 +893,10 @@ class PartitionLog:
             Checkpoint(self.log_start, segment.base_offset, offset, position, offset, self.epoch, self.leader_id),
             sync=True,
         )
-        for gone in self._segments[place + 1 :]:
-            self.shared.indexed.pop(gone.stem, None)
-            self._dirty.pop(gone.base_offset, None)
-        self._drop_tail(place + 1)
+        while len(self._segments) > place + 1:
+            self.shared.indexed.pop(self._segments[-1].stem, None)
+            # One by one: of names that go together, a loss of power may keep the last and take one before it.
+            self._drop_tail(len(self._segments) - 1)
         segment.remove_indexes()
         segment.cut(position, offset)
         segment.resume(position, self.config.index_interval_bytes)
