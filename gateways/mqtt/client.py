@@ -342,7 +342,7 @@ class Client:
         self.packet_bytes_max = first.properties.maximum_packet_size or 0
         try:
             place = await self._log_in(first)
-            self._open(first, place)
+            await self._open(first, place)
         except MqttError as error:
             await self._refuse(error)
         except HeadraceError as error:
@@ -468,7 +468,7 @@ class Client:
     def _auth_properties(self, data: bytes | None) -> Properties:
         return Properties(authentication_method=self._method, authentication_data=data or None)
 
-    def _open(self, connect: Connect, place: Place) -> None:
+    async def _open(self, connect: Connect, place: Place) -> None:
         config, asked = self.door.config, connect.properties
         client_id, assigned = connect.client_id, None
         if not client_id:
@@ -491,6 +491,7 @@ class Client:
         self.window = min(asked.receive_maximum or 65_535, config.inflight_max)
         self.keep_alive_s, told_keep_alive_s = self._keep_alive(connect.keep_alive_s)
         expiry_s, told_expiry_s = self._expiry(connect)
+        await place.hub.make_way(client_id, self.user, clean_start=connect.clean_start)
         session, present = place.hub.connect(
             client_id, self, self, user=self.user, clean_start=connect.clean_start, expiry_s=expiry_s
         )
@@ -574,6 +575,11 @@ class Client:
                 self._check_publish(topic)
             except MqttError as error:
                 self._refuse_some(session, run, error)
+                return
+        for blob in filter(None, set(run.properties)):
+            refusal = self.door.scans.of(blob).refusal
+            if refusal:
+                self._refuse_some(session, run, MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, refusal))
                 return
         if run.qos == 0:
             self._append(session, run)

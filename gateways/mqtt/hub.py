@@ -21,6 +21,7 @@ from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.delay.wheel import Timer
+from headrace.filtering.tags import NO_TAGS, Tags
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.vhost import Target, VirtualHost
@@ -102,7 +103,8 @@ class Hub:
             self.sys_topics = SysTopics(shared.version, self.tally, self._figures, now)
         self._interests = Interests()
         self._topics = Topics(shared.keys.topic_of)
-        self._targets: dict[bytes, Target] = {}
+        # By key; with tags, by both.
+        self._targets: dict[bytes | tuple[bytes, Tags], Target] = {}
         self._catch_up = CatchUp(
             self.log,
             self.broker.env.storage,
@@ -117,6 +119,8 @@ class Hub:
         # Sessions whose state is to be written; True: its client waits for that.
         self._dirty: dict[Session, bool] = {}
         self._dirty_wake = trio.Event()
+        # By client id: how far `__sessions` must be committed before a session that ended is gone for good.
+        self._ending: dict[str, int] = {}
         # What happens to sleeping sessions when their time has come.
         self._expiries: dict[Session, Timer[Callable[[], None]]] = {}
         self._wills: dict[Session, Timer[Callable[[], None]]] = {}
@@ -191,7 +195,7 @@ class Hub:
         for index in range(1, count):
             other = self._target(keys[index], blobs[index], attributes)
             other_us = self._expiry_us(blobs[index])
-            if other.route_set != target.route_set or other_us != expiry_us:
+            if other.route_set != target.route_set or other_us != expiry_us or other.tags != target.tags:
                 groups.append((start, index, target, expiry_us))
                 start, target, expiry_us = index, other, other_us
         groups.append((start, count, target, expiry_us))
@@ -204,18 +208,20 @@ class Hub:
         return 0 if seconds is None else self.broker.env.clock.wall_us() + seconds * 1_000_000
 
     def _target(self, key: bytes, blob: bytes, attributes: int) -> Target:
-        target = self._targets.get(key)
+        tags = self.shared.scans.of(blob).tags if blob else NO_TAGS
+        known = (key, tags) if tags else key
+        target = self._targets.get(known)
         if target is None or not self.host.is_current(target):
 
             def headers() -> Mapping[str, object]:
                 return self.broker.fields_of(self.broker.restated(key, blob, attributes))[0]
 
-            target = self.host.target(EXCHANGE, key, [key.decode("utf-8", "surrogateescape")], headers)
+            target = self.host.target(EXCHANGE, key, [key.decode("utf-8", "surrogateescape")], headers, tags=tags)
             if target.route.reads_message or len(key) > KNOWN_TOPIC_BYTES_MAX:
                 return target
             if len(self._targets) >= TOPICS_MAX:
                 self._targets.clear()
-            self._targets[key] = target
+            self._targets[known] = target
         return target
 
     # -- what was appended --------------------------------------------------------------------------------------
@@ -480,7 +486,6 @@ class Hub:
             self.owners[session].take_over()
             assert session not in self.owners, "whoever is taken over has let go"
             session = self.sessions.get(client_id)
-        # Another user's session is nobody else's, whatever its client id.
         if session is not None and (clean_start or session.user != user):
             self.end(session)
             session = None
@@ -498,14 +503,37 @@ class Hub:
         self.tally.connections += 1
         self.tally.clients_max = max(self.tally.clients_max, len(self.owners))
         session.attach(link, self.log.end)
+        if session.is_kept and session.outlives:
+            # That it is connected must be known before it is sent anything, see `restore`.
+            session.hold()
         for interest in session.interests.values():
             if not is_shared(interest.filter):
                 self._interests.add(session, interest, link.version)
         if not session.live:
             self._fall_behind(session)
-        if session.outlives or present:
+        if session.outlives:
             self._changed(session, False)
+        elif session.is_kept:
+            # From now on it ends with its connection, and so with the broker.
+            self._forget(session)
         return session, present
+
+    async def make_way(self, client_id: str, user: str, *, clean_start: bool) -> None:
+        """Before `connect`: sessions of this identifier that have ended, or are not wanted, will not come back after a
+        crash. What a client is told of its session in CONNACK stays true."""
+        while True:
+            session = self.sessions.get(client_id)
+            # Another user's session is nobody else's, whatever its client id.
+            if session is not None and (clean_start or session.user != user):
+                if session in self.owners:
+                    self.owners[session].take_over()
+                    assert session not in self.owners, "whoever is taken over has let go"
+                if self.sessions.get(client_id) is session:
+                    self.end(session)
+            end = self._ending.get(client_id)
+            if end is None:
+                return
+            await self.broker.wait_committed(self.shared.sessions_log, end)
 
     def _new_session(self, client_id: str) -> Session:
         origin = xxh3_64_intdigest(client_id.encode()) & 0x7FFF_FFFF_FFFF_FFFF
@@ -514,6 +542,7 @@ class Hub:
         session.committed = lambda: int(self.log.high_watermark)
         session.changed = lambda at_once: self._changed(session, at_once)
         session.hungry = lambda: self._feed_soon(session)
+        session.write = lambda done: self.keep(session, done)
         config = self.shared.config
         if config.session_messages_max:
             session.quota = Quota(config.session_messages_max, config.session_overflow)
@@ -561,9 +590,21 @@ class Hub:
             self.tally.subscriptions -= len(session.interests)
         self._dirty.pop(session, None)
         if session.is_kept:
-            session.is_kept = False
-            self._append_state(session, b"")
-            self.broker.directory.committer.lazy(self.shared.sessions_log)
+            self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        """Nothing of it is kept from now on."""
+        session.is_kept = False
+        self._dirty.pop(session, None)
+        client_id, log = session.client_id, self.shared.sessions_log
+        self._ending[client_id] = end = self._append_state(session, b"")
+
+        def safe() -> None:
+            if self._ending.get(client_id) == end:
+                del self._ending[client_id]
+
+        log.when_committed(end, safe)
+        self.broker.directory.committer.urgent(log)
 
     def _publish_will(self, session: Session) -> None:
         self._cancel_timer(self._wills, session)
@@ -703,9 +744,6 @@ class Hub:
             if session.outlives:
                 session.is_kept = True
                 self._append_state(session, state.encode_session(session, int(self.log.end)))
-            elif session.is_kept:
-                session.is_kept = False
-                self._append_state(session, b"")
         if dirty:
             self.broker.directory.committer.lazy(self.shared.sessions_log)
 
@@ -726,7 +764,9 @@ class Hub:
             else:
                 session.flights[one.packet_id] = flight
         if not session.asleep_since_us:
-            # It was connected when the broker ended.
+            # It was connected when the broker ended: nobody knows how much of the log it was sent. [MQTT-3.3.1-1] What
+            # may be a repetition must say so, and may say so if it is none.
+            session.sent_below = int(self.log.end)
             session.asleep_since_us = self.broker.env.clock.wall_us()
             self._changed(session, False)
         if session.will is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import NamedTuple
 
+from headrace.filtering.tags import NO_TAGS, InvalidTags, Tags, collect
 from headrace.gateways.mqtt.fields import (
     U16,
     U32,
@@ -242,10 +243,15 @@ class PublishScan(NamedTuple):
     payload_is_text: bool = False
     # A user property begins with x- or tag: something inside may concern the broker, and a decode tells.
     interesting: bool = False
+    # The user properties `tag`; or why they cannot be kept.
+    tags: Tags = NO_TAGS
+    refusal: str = ""
 
 
 NOTHING_SCANNED = PublishScan(b"")
 _OURS = (b"x-", b"tag")
+TAG = "tag"
+_TAG_FIELD = b"\x26\x00\x03tag"
 
 
 def scan(blob: bytes) -> PublishScan:
@@ -306,7 +312,13 @@ def scan(blob: bytes) -> PublishScan:
     if pos != end:
         raise _refusal(blob)
     stored = blob[:alias_start] + blob[alias_start + 3 :] if alias else blob
-    return PublishScan(stored, expiry, alias, text, interesting)
+    if not interesting or _TAG_FIELD not in stored:
+        return PublishScan(stored, expiry, alias, text, interesting)
+    try:
+        tags, refusal = collect(value for name, value in decode_blob(stored).user_properties if name == TAG), ""
+    except InvalidTags as error:
+        tags, refusal = NO_TAGS, str(error)
+    return PublishScan(stored, expiry, alias, text, interesting, tags, refusal)
 
 
 class PublishScans:

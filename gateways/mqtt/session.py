@@ -179,10 +179,17 @@ class Session:
         self.tally = Tally() if tally is None else tally
         # Its state stands in the log.
         self.is_kept = False
+        # Records below this may have been sent before the broker last ended without saying goodbye: they go out as
+        # repeated ones.
+        self.sent_below = 0
+        # How many times the state that its numbers follow from is on its way to the disk: no record gets one meanwhile.
+        self._hold_count = 0
         # How far the log is committed; the hub keeps it.
         self.committed: Callable[[], int] = lambda: 1 << 62
         # Called when something changed that must survive a crash. True: before the client may be told.
         self.changed: Callable[[bool], None] = lambda at_once: None
+        # Called to write the state down; it calls back when that is safe.
+        self.write: Callable[[Callable[[], None]], None] = lambda done: done()
         # Called when the records that wait are few and there is more to read.
         self.hungry: Callable[[], None] = lambda: None
         self._now_us = now_us
@@ -352,9 +359,13 @@ class Session:
         count = min(len(piece.payloads), SEND_COUNT_MAX)
         if not piece.qos:
             return count
+        if self._hold_count:
+            return 0
         if self.outlives:
             # The identifiers follow from the log, so what a crash could take back must not have one (M3).
             count = min(count, self.committed() - piece.offset)
+        if piece.offset < self.sent_below:
+            count = min(count, self.sent_below - piece.offset)
         if self.quota is not None:
             self.next_seq += self.quota.passed(piece.offset)
         count = min(count, self.room)
@@ -365,8 +376,27 @@ class Session:
             # They have all been used once: those that are still in flight must not be used again.
             for free in range(count):
                 if 1 + (first + free) % LOG_IDS in self.flights:
-                    return free
+                    return free or self._pass_used()
         return count
+
+    def _pass_used(self) -> int:
+        """The next number belongs to a message that is not acknowledged while thousands that came later were: it is
+        left out. Then numbers no longer follow from the log before this place, so the state is written first."""
+        while 1 + self.next_seq % LOG_IDS in self.flights:
+            self.next_seq += 1
+        if not self.outlives:
+            return 1
+        self.hold()
+        return 0
+
+    def hold(self) -> None:
+        """No record gets a number before the state, as it is now, is safe."""
+        self._hold_count += 1
+        self.write(self._let_go_on)
+
+    def _let_go_on(self) -> None:
+        self._hold_count -= 1
+        self.pump()
 
     def _cut(self, piece: Piece, count: int) -> Piece:
         """The first so many records, taken out of those that wait."""
@@ -429,7 +459,8 @@ class Session:
                 flights[packet_id] = Flight(offset + place, qos, retain, topics[place], blobs[place], payloads[place])
             self._note_progress()
         self.tally.delivered += count
-        first_byte = publish_first_byte(qos, piece.retain)
+        dup = qos > 0 and piece.offset < self.sent_below
+        first_byte = publish_first_byte(qos, piece.retain, dup)
         link.send(encode_publish_run(first_byte, topics, blobs, payloads, ids, link.version))
 
     def _send_singly(self, link: Link, piece: Piece, blobs: Sequence[bytes], ids: Sequence[int]) -> None:
@@ -437,7 +468,8 @@ class Session:
         for place, (topic, blob, payload) in enumerate(zip(piece.topics, blobs, piece.payloads, strict=True)):
             packet_id = ids[place] if piece.qos else 0
             flight = Flight(piece.offset + place, piece.qos, piece.retain, topic, blob, payload)
-            if self._send_one(link, flight, packet_id) and packet_id:
+            dup = piece.qos > 0 and flight.offset < self.sent_below
+            if self._send_one(link, flight, packet_id, dup=dup) and packet_id:
                 self.flights[packet_id] = flight
         self._note_progress()
 

@@ -65,6 +65,9 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     incoming_offsets: list[int] = []
     # (first, end, count) of what it did not take, from `position` on (quota.py).
     refused: list[tuple[int, int, int]] = []
+    # Records from `position` on and below this may have been sent already, besides those that were since this was
+    # written, if it was connected.
+    sent_below: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -107,6 +110,7 @@ def encode_session(session: Session, log_end: int) -> bytes:
             ),
             [*session.incoming.values()],
             [(one.first, one.end, one.count) for one in holes if one.end > position],
+            session.sent_below if session.sent_below > position else 0,
         )
     )
 
@@ -151,6 +155,7 @@ def restore_session(session: Session, state: SessionState) -> Iterable[FlightSta
     session.asleep_since_us = state.asleep_since_us
     session.position = state.position
     session.next_seq = state.next_seq
+    session.sent_below = state.sent_below
     if session.quota is not None:
         session.quota.holes.extend(Hole(*one) for one in state.refused)
     for text, qos, no_local, as_published, handling, identifier, since in state.interests:

@@ -225,6 +225,60 @@ async def test_subscription_of_a_lasting_session_is_acknowledged_when_it_is_kept
         assert isinstance(await reader.receive(), Suback)
 
 
+async def test_clean_start_is_answered_when_the_old_session_is_gone_for_good(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        await house.reader("t", lasting=True)
+        house.gate.shut()
+        async with trio.open_nursery() as nursery:
+            answered = trio.Event()
+
+            async def begin_anew() -> None:
+                await house.client("reader")
+                answered.set()
+
+            nursery.start_soon(begin_anew)
+            # Somebody who has no session waits for no disk, however often it connects.
+            for _ in range(20):
+                await house.client("passing")
+            assert not answered.is_set()
+            house.gate.open()
+
+
+async def test_session_that_said_goodbye_for_good_is_gone_before_the_next_one_begins(tmp_path: Path) -> None:
+    async with running(tmp_path) as house:
+        reader = await house.reader("t", lasting=True)
+        house.gate.shut()
+        await reader.send(Disconnect(ReasonCode.NORMAL_DISCONNECTION, Properties(session_expiry_interval=0)))
+        await reader.expect_end()
+        async with trio.open_nursery() as nursery:
+            answered = trio.Event()
+
+            async def come_again() -> None:
+                await house.client("reader", lasting=True)
+                answered.set()
+
+            nursery.start_soon(come_again)
+            for _ in range(20):
+                await house.client("passing")
+            assert not answered.is_set()
+            house.gate.open()
+
+
+async def test_woken_session_is_sent_messages_when_it_is_kept_that_it_is_awake(tmp_path: Path) -> None:
+    """After a crash they must be marked as repeated ones."""
+    async with running(tmp_path) as house:
+        reader, writer = await house.reader("t", lasting=True), await house.client()
+        await reader.send(Disconnect())
+        await reader.expect_end()
+        await writer.send(Publish("t", b"x", QoS(1), packet_id=2))
+        assert await writer.receive() == Puback(2)
+        house.gate.shut()
+        reader = await house.client("reader", lasting=True, resumes=True)
+        assert await reader.seen() == []
+        house.gate.open()
+        assert isinstance(await reader.receive(), Publish)
+
+
 async def test_pubrel_comes_when_it_is_kept_that_the_client_has_the_message(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         reader, writer = await house.reader("t", lasting=True), await house.client()

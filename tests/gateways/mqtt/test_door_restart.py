@@ -6,6 +6,7 @@ left when the broker is back. What is promised was acknowledged before.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from threading import Thread
 
@@ -407,6 +408,37 @@ def test_kill_under_load_loses_nothing_and_qos_2_doubles_nothing(own_broker: Mqt
     assert seen == set(range(total))
     if qos == 2:
         assert not rest and found == list(range(total))
+
+
+def test_what_is_delivered_again_after_a_kill_is_marked_and_what_was_never_sent_is_not(own_broker: MqttBroker) -> None:
+    with opened(own_broker, "awake", **LASTING) as awake, opened(own_broker, "asleep", **LASTING) as asleep:
+        awake.subscribe("t", qos=1)
+        asleep.subscribe("t", qos=1)
+    # Now it is known that both sleep.
+    own_broker.restart()
+    with resumed(own_broker, "awake") as awake:
+        publish_some(own_broker, "t", [b"%d" % number for number in range(20)])
+        sent = awake.take(20)
+        assert not any(message.dup for message in sent)
+        own_broker.restart(kill=True)
+    publish_some(own_broker, "t", [b"new"])
+    with resumed(own_broker, "awake") as awake, resumed(own_broker, "asleep") as asleep:
+        again = []
+        while (message := awake.take(1)[0]).payload != b"new":
+            again.append(message)
+        assert again == [replace(message, dup=True) for message in sent[20 - len(again) :]]
+        assert not message.dup
+        assert not any(message.dup for message in asleep.take(21))
+
+
+def test_clean_start_ends_a_session_for_good_whatever_comes(own_broker: MqttBroker) -> None:
+    with opened(own_broker, "one", **LASTING) as one:
+        one.subscribe("t", qos=1)
+        one.disconnect()
+    with opened(own_broker, "one", clean_start=True):
+        own_broker.restart(kill=True)
+    with own_broker.wire() as one:
+        assert not one.connect("one", **LASTING).session_present  # type: ignore[arg-type]
 
 
 def test_identifier_that_was_released_is_free_after_a_kill(own_broker: MqttBroker) -> None:

@@ -1,5 +1,6 @@
 """How many messages may wait for a session when the newest beyond that are refused: the machine, and over the wire."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -147,10 +148,10 @@ def test_what_was_refused_stays_refused_when_the_session_sleeps_and_wakes(client
 
 
 def test_what_was_refused_stays_refused_when_the_broker_starts_again(tmp_path: Path, name: str) -> None:
-    with MqttBroker(tmp_path, config=CONFIG) as broker:
+    with MqttBroker(tmp_path, config=CONFIG) as broker, ExitStack() as wires:
 
         def open_one(client_id: str = "", **settings: object) -> Wire:
-            one = broker.wire()
+            one = wires.enter_context(broker.wire())
             one.connect(client_id, **settings)  # type: ignore[arg-type]
             return one
 
