@@ -332,10 +332,13 @@ class ConsumerGroup:
             (slot, Start.FIRST if slot.stream in known else self.members[tenure.member].start) for slot, tenure in found
         ]
 
+    def check_reset(self, slots: Iterable[Slot]) -> None:
+        self._check_unheld(slots, "be reset (unless that is forced)")
+
     def reset(self, offsets: Mapping[Slot, int], now_us: int, *, force: bool = False) -> None:
         """Go on elsewhere. What members have read is worth nothing then, so they must not hold it, or be forced."""
         if not force:
-            self._check_unheld(offsets, "be reset (unless that is forced)")
+            self.check_reset(offsets)
         self.generation += 1
         self.changed = True
         for slot, offset in offsets.items():

@@ -336,8 +336,8 @@ class GroupCoordinator:
 
     async def reset(self, name: GroupName, offsets: Mapping[Slot, int], *, by: str, force: bool = False) -> None:
         """`by`: whose doing it is, for the log."""
+        self.check_reset(name, offsets, force=force)
         group = self.groups.get(name) or ConsumerGroup()
-        self._check_reached(offsets)
         before = {slot: group.committed.get(slot) for slot in offsets}
         group.reset(offsets, self._clock.wall_us(), force=force)
         self.groups.setdefault(name, group)
@@ -355,6 +355,12 @@ class GroupCoordinator:
                 "user": by,
             }
             _log.warning("the offset of a group was reset", extra=told)
+
+    def check_reset(self, name: GroupName, offsets: Mapping[Slot, int], *, force: bool = False) -> None:
+        """Raises if it would be refused."""
+        self._check_reached(offsets)
+        if not force:
+            (self.groups.get(name) or ConsumerGroup()).check_reset(offsets)
 
     def _check_reached(self, offsets: Mapping[Slot, int]) -> None:
         for slot, offset in offsets.items():
