@@ -19,6 +19,7 @@ from headrace.core_log.errors import (
     SequenceRefused,
     StorageError,
 )
+from headrace.gateways.delivery.consumer_groups import Fenced, GroupInUse, NotHeld, OffsetBehind, UnknownMember
 
 MEDIA_TYPE = "application/problem+json"
 # Where the codes are explained; a document's `type` points into it.
@@ -35,12 +36,16 @@ class Code(Enum):
     PLAINTEXT_REFUSED = ("plaintext_refused", 403, "Passwords from other machines need TLS")
     CROSS_ORIGIN = ("cross_origin", 403, "Pages of other sites may not call this")
     NOT_FOUND = ("not_found", 404, "There is no such thing")
+    UNKNOWN_MEMBER = ("unknown_member", 404, "The group has no such member (any more): join again")
     METHOD_NOT_ALLOWED = ("method_not_allowed", 405, "This path does not know the method")
     REQUEST_TIMEOUT = ("request_timeout", 408, "The request took too long to arrive")
     ALREADY_EXISTS = ("already_exists", 409, "Another one of this name is there already")
     IN_USE = ("in_use", 409, "It is in use")
     LIMIT_REACHED = ("limit_reached", 409, "There are as many as the limit allows")
     SEQUENCE_REFUSED = ("sequence_refused", 409, "This sequence number cannot be taken")
+    NOT_HELD = ("not_held", 409, "This member does not hold the partition (any more)")
+    FENCED = ("fenced", 409, "The generation is over for the partition: it changed hands or was reset")
+    OFFSET_BEHIND = ("offset_behind", 409, "More than that is committed already")
     REFUSED = ("refused", 409, "It cannot be done as things are")
     PRECONDITION_FAILED = ("precondition_failed", 412, "It has changed meanwhile")
     BODY_TOO_LARGE = ("body_too_large", 413, "The body is larger than the limit")
@@ -120,6 +125,11 @@ _CODE_OF_FAMILY: tuple[tuple[type[HeadraceError], Code], ...] = (
     (LimitReached, Code.LIMIT_REACHED),
     (OffsetOutOfRange, Code.INVALID_PARAMETER),
     (SequenceRefused, Code.SEQUENCE_REFUSED),
+    (UnknownMember, Code.UNKNOWN_MEMBER),
+    (NotHeld, Code.NOT_HELD),
+    (Fenced, Code.FENCED),
+    (OffsetBehind, Code.OFFSET_BEHIND),
+    (GroupInUse, Code.IN_USE),
     (Refused, Code.REFUSED),
     (DiskFull, Code.DISK_FULL),
     (StorageError, Code.STORAGE_FAILED),
