@@ -5,7 +5,7 @@ publishes cost one look-up. Properties are scanned, not parsed; only what may co
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pamqp import commands
@@ -13,6 +13,7 @@ from pamqp import commands
 from headrace.controller.errors import NotFound
 from headrace.core_log.errors import SequenceRefused
 from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Producer, Protocol
+from headrace.filtering.tags import NO_TAGS, InvalidTags, Tags
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error
@@ -22,6 +23,7 @@ from headrace.gateways.amqp.methods import Publish, decode_publish
 from headrace.gateways.amqp.properties import PropertyScan
 from headrace.gateways.amqp.replyto import PREFIX as REPLY_PREFIX
 from headrace.gateways.amqp.replyto import REPLY_TO
+from headrace.gateways.amqp.tags import tagged_runs, tags_of
 from headrace.gateways.delivery import producers
 from headrace.gateways.delivery.access import Access, Operation, Tag
 from headrace.gateways.delivery.broker import Broker
@@ -29,6 +31,8 @@ from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.vhost import Target, VirtualHost
 
 TARGETS_MAX = 1024
+# Of one exchange and key, with different tags.
+TAGGED_MAX = 256
 _PUBLISH_IDS = (commands.Basic.Publish.index >> 16, commands.Basic.Publish.index & 0xFFFF)
 
 
@@ -43,6 +47,8 @@ class _Resolved:
     target: Target
     # The user's rights were checked at this version of the user; None for one who is gone.
     rights: int | None
+    # The same for messages with tags.
+    tagged: dict[Tags, Target] = field(default_factory=dict)
 
     @property
     def answers(self) -> bool:
@@ -63,7 +69,8 @@ class _Numbered:
 
     def goes_on_with(self, target: Target, producer: Producer) -> bool:
         following = self.producer._replace(first_sequence=self.producer.first_sequence + len(self.bodies))
-        same_way = target.route is self.target.route and target.key == self.target.key
+        mine = self.target
+        same_way = target.route is mine.route and target.key == mine.key and target.tags == mine.tags
         return same_way and producer == following
 
 
@@ -85,8 +92,7 @@ class Publisher:
         for first, last, scan in _groups(run.properties):
             if scan.interesting:
                 try:
-                    for index in range(first, last):
-                        self._publish_special(channel, resolved, run.properties[index], run.bodies[index], scan)
+                    self._publish_interesting(channel, resolved, run, first, last, scan)
                 finally:
                     self._publish_numbered(channel)
             elif resolved.target.route.unroutable and resolved.answers:
@@ -94,6 +100,32 @@ class Publisher:
                     self._reply(channel, resolved.publish, run.properties[index], run.bodies[index])
             else:
                 self._append(channel, resolved, run.properties[first:last], run.bodies[first:last], scan)
+
+    def _publish_interesting(
+        self, channel: Channel, resolved: _Resolved, run: PublishRun, first: int, last: int, scan: PropertyScan
+    ) -> None:
+        usual = not resolved.target.route.reads_message and not resolved.answers
+        for start, end, tags in tagged_runs(run.properties, first, last):
+            if usual and tags is not None:
+                self._publish_numbered(channel)
+                target = self._tagged(resolved, tags)
+                self._keep(channel, resolved.publish, target, run.properties[start:end], run.bodies[start:end], scan)
+                continue
+            for index in range(start, end):
+                self._publish_special(channel, resolved, run.properties[index], run.bodies[index], scan)
+
+    def _tagged(self, resolved: _Resolved, tags: Tags) -> Target:
+        if not tags:
+            return resolved.target
+        target = resolved.tagged.get(tags)
+        if target is None:
+            publish = resolved.publish
+            if len(resolved.tagged) >= TAGGED_MAX:
+                resolved.tagged.clear()
+            target = resolved.tagged[tags] = self._host.target(
+                publish.exchange, publish.routing_key_bytes, [publish.routing_key], tags=tags
+            )
+        return target
 
     def _resolve(self, payload: bytes) -> _Resolved:
         resolved = self._targets.get(payload)
@@ -150,7 +182,9 @@ class Publisher:
             return
         self._keep(channel, resolved.publish, target, props, bodies, scan)
 
-    def _route_by_message(self, publish: Publish, props: bytes, keys: Sequence[str] = ()) -> Target:
+    def _route_by_message(
+        self, publish: Publish, props: bytes, keys: Sequence[str] = (), tags: Tags = NO_TAGS
+    ) -> Target:
         decoded = properties.decode(props)
         return self._host.target(
             publish.exchange,
@@ -162,6 +196,7 @@ class Publisher:
                 "message_id": decoded.message_id,
                 "timestamp": decoded.timestamp,
             },
+            tags,
         )
 
     def _keep(
@@ -258,8 +293,7 @@ class Publisher:
                 continue
             left = tuple(queue for queue in target.queues if queue not in full)
             if left:
-                narrowed = Target(target.exchange, target.key, target.route, target.log, left)
-                self._store(narrowed, [one], [body], scan, None)
+                self._store(target.only(left), [one], [body], scan, None)
             for queue in full:
                 self._broker.refuse(self._host, queue, target, one, body)
             _tell(single, Outcome.NACK)
@@ -312,10 +346,14 @@ class Publisher:
             self._publish_numbered(channel)
             self._reply(channel, publish, props, body)
             return
-        target = resolved.target
+        try:
+            tags = tags_of(headers)
+        except InvalidTags as error:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *_PUBLISH_IDS) from error
+        target = self._tagged(resolved, tags)
         if copies or target.route.reads_message:
             try:
-                target = self._route_by_message(publish, props, copies)
+                target = self._route_by_message(publish, props, copies, tags)
             except NotFound as error:
                 raise amqp_error(ReplyCode.NOT_FOUND, str(error), *_PUBLISH_IDS) from error
         if "x-producer-id" not in headers:

@@ -104,7 +104,7 @@ class Past:
             if is_amqp and (asks_headers or b"CC" in properties):
                 headers, copies = self._fields_of(properties)
                 keys += copies
-            return bool(router.route(exchange.name, keys, headers).queues)
+            return bool(router.route(exchange.name, keys, headers, tags=batch.tags_at(index)).queues)
 
         return matches
 

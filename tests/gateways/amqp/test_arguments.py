@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.controller.table import Table
+from headrace.filtering.expression import parse
 from headrace.gateways.amqp.arguments import (
     PARTITION_COUNT_MAX,
     Backoff,
@@ -343,7 +344,7 @@ def test_consumer_arguments_are_read() -> None:
         table=to_table(arguments),
         priority=-5,
         stream_offset=StreamOffset(Start.AGO_MS, 3_600_000),
-        filter="eu",
+        filter=parse("eu"),
         stream_filter=("a", "b"),
         match_unfiltered=True,
         cancel_on_failover=True,
@@ -363,6 +364,7 @@ def test_consumer_arguments_are_read() -> None:
         ("x-stream-offset", 1.0),
         ("x-stream-offset", None),
         ("x-filter", ["eu"]),
+        ("x-filter", "eu &&"),
         ("x-stream-filter", 5),
         ("x-stream-filter", [5]),
         ("x-stream-match-unfiltered", "yes"),
