@@ -11,10 +11,12 @@ from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.topics import Topics
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.app import App
 from headrace.gateways.http.config import HttpConfig
 from headrace.gateways.http.connection import HttpConnection
+from headrace.gateways.http.words import Words
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ class HttpDoor:
         limits: Limits,
         watch: Watch,
         *,
+        topics: Topics,
+        words: Words,
         config: HttpConfig | None = None,
         version: str = "",
     ) -> None:
@@ -39,6 +43,8 @@ class HttpDoor:
         self.limits = limits
         self.watch = watch
         self.alarms = watch.alarms
+        self.topics = topics
+        self.words = words
         self.config = config or HttpConfig()
         self.version = version
         # Of every door, for those who count.

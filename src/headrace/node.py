@@ -45,6 +45,7 @@ from headrace.gateways.http.server import HttpDoor, HttpListener
 from headrace.gateways.mapping import PropertyMapping
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.server import MqttDoor, MqttListener
+from headrace.gateways.plain import PlainWords
 from headrace.kinds import Address
 from headrace.settings import ConfigError
 
@@ -172,7 +173,18 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     nursery.start_soon(mqtt.run)
     amqp = AmqpDoor(broker, turn, access, authentication, limits, watch, config.amqp.door())
     nursery.start_soon(amqp.run)
-    http = HttpDoor(broker, turn, access, authentication, limits, watch, config=config.http.door(), version=__version__)
+    http = HttpDoor(
+        broker,
+        turn,
+        access,
+        authentication,
+        limits,
+        watch,
+        topics=topics,
+        words=PlainWords(keys),
+        config=config.http.door(),
+        version=__version__,
+    )
     listeners: list[DoorListener] = [
         AmqpListener("amqp", amqp),
         MqttListener("mqtt", mqtt),

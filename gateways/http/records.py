@@ -1,0 +1,120 @@
+"""A record as JSON, and JSON as a record: keys and values that may be any octets. Format; pure.
+
+A key or value that is UTF-8 is text; what is not is base64, and says so. A publisher says which of the two it sends, or
+sends JSON, which is stored as its text.
+"""
+
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from headrace.core_log.record import PROTOCOL_MASK, Protocol, RecordBatch
+from headrace.gateways.http.operations import Answer
+from headrace.gateways.http.words import Words
+
+Encoding = Literal["text", "base64"]
+CONTENT_TYPE = b"content-type"
+_PROTOCOLS = {Protocol.NEUTRAL: "http", Protocol.AMQP: "amqp", Protocol.MQTT_3: "mqtt", Protocol.MQTT_5: "mqtt"}
+
+
+class Message(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """One record of a partition."""
+
+    partition: int
+    offset: int
+    timestamp: Annotated[str, Meta(description="when it was taken, RFC 3339 in UTC")]
+    key: str
+    key_encoding: Encoding = "text"
+    value: str
+    encoding: Annotated[Encoding, Meta(description="base64 where the value is no UTF-8")] = "text"
+    headers: Annotated[dict[str, Any], Meta(description="headers of HTTP and AMQP, user properties of MQTT")] = field(
+        default_factory=dict
+    )
+    tags: list[str] = field(default_factory=list)
+    protocol: Annotated[str, Meta(description="amqp, mqtt or http: whose words the properties are")] = "http"
+    properties: dict[str, Any] = field(default_factory=dict)
+    expires_at: str | None = None
+
+
+def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base64: bool = False) -> Message:
+    """A record as its readers get it. `base64`: whatever is in it."""
+    attributes = batch.attributes.at(index)
+    properties: dict[str, Any] = {}
+    headers: dict[str, Any] = {}
+    protocol = Protocol(attributes & PROTOCOL_MASK)
+    if protocol is not Protocol.NEUTRAL:
+        plain = words.read(batch.keys[index], batch.properties[index], attributes)
+        properties, headers = dict(plain.properties), dict(plain.headers)
+    if batch.headers is not None:
+        for name, value in batch.headers[index]:
+            if name == CONTENT_TYPE and protocol is Protocol.NEUTRAL:
+                properties["content_type"] = _text(value)
+            else:
+                headers[_text(name)] = _text(value)
+    key, key_encoding = written(batch.keys[index], base64=base64)
+    value, encoding = written(batch.values[index], base64=base64)
+    expiry_us = batch.expiries.at(index)
+    return Message(
+        partition=partition,
+        offset=batch.offset_at(index),
+        timestamp=time_text(batch.timestamps.at(index)),
+        key=key,
+        key_encoding=key_encoding,
+        value=value,
+        encoding=encoding,
+        headers=headers,
+        tags=list(batch.tags_at(index)),
+        protocol=_PROTOCOLS[protocol],
+        properties=properties,
+        expires_at=time_text(expiry_us) if expiry_us else None,
+    )
+
+
+def written(data: bytes, *, base64: bool = False) -> tuple[str, Encoding]:
+    if not base64:
+        try:
+            return data.decode(), "text"
+        except UnicodeDecodeError:
+            pass
+    return b64encode(data).decode(), "base64"
+
+
+def octets(text: str, encoding: Encoding) -> bytes:
+    """ValueError for what is no base64."""
+    if encoding == "text":
+        # JSON can say half of a surrogate pair, and UTF-8 cannot.
+        return text.encode("utf-8", "surrogatepass")
+    try:
+        return b64decode(text, validate=True)
+    except (NotBase64, UnicodeEncodeError) as error:
+        raise ValueError(f"not base64: {error}") from None
+
+
+def value_octets(raw: msgspec.Raw, encoding: Literal["text", "base64", "json"] | None) -> bytes:
+    """What a publisher's value is stored as. ValueError for what is not what it says it is."""
+    data = bytes(raw)
+    if not data:
+        return b""
+    is_text = data.startswith(b'"')
+    if encoding == "json" or (encoding is None and not is_text):
+        return data
+    if not is_text:
+        raise ValueError(f"a value whose encoding is {encoding} is a string")
+    return octets(msgspec.json.decode(data, type=str), "base64" if encoding == "base64" else "text")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def time_text(time_us: int) -> str:
+    """Microseconds since 1970 as RFC 3339."""
+    try:
+        found = datetime.fromtimestamp(time_us // 1_000_000, UTC).replace(microsecond=time_us % 1_000_000)
+    except (ValueError, OverflowError):
+        return f"@{time_us / 1e6:.6f}"
+    return found.isoformat(timespec="microseconds").replace("+00:00", "Z")
