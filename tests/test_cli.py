@@ -4,17 +4,20 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from headrace import __version__, cli
 from headrace.core_log.errors import CorruptLog, DirectoryInUse, DiskFull, Poisoned, Refused, UnknownFormat
-from headrace.exits import DoorNotOpened, exit_status
+from headrace.exits import Answered, BrokerAway, DoorNotOpened, NotAllowed, TryLater, exit_status
 from headrace.settings import ConfigError
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+CLI_PAGE = PAGE.with_name("cli.md")
 
 
 def run(*arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -31,6 +34,36 @@ def test_help_names_every_command() -> None:
     assert shown.exit_code == 0
     for name in cli.COMMANDS:
         assert name in shown.output
+
+
+def every_command(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def test_every_command_is_on_its_page_with_each_of_its_own_options() -> None:
+    page = CLI_PAGE.read_text()
+    common = {"--url", "--user", "--ca-file", "--json", "--help"}
+    for name, command in every_command(cli.commands):
+        assert f"`headrace {name}" in page, name
+        if name == "serve" or name.startswith("log "):
+            continue  # docs/configuration.md and docs/log.md have theirs
+        options = {option for one in command.params if isinstance(one, click.Option) for option in one.opts}
+        for option in options - common:
+            assert f"`{option}" in page, f"{name} {option}"
+
+
+def test_every_command_and_option_says_what_it_is_for() -> None:
+    for name, command in every_command(cli.commands):
+        assert command.help, name
+        for one in command.params:
+            assert not isinstance(one, click.Option) or one.help, f"{name} {one.opts}"
 
 
 def test_unknown_command_is_a_usage_error() -> None:
@@ -56,6 +89,10 @@ def test_command_line_loads_nothing_heavy_before_a_command_asks_for_it() -> None
     [
         (ConfigError(["x"]), 78),
         (DoorNotOpened("x"), 69),
+        (BrokerAway("x"), 69),
+        (NotAllowed(403, "forbidden", "x"), 77),
+        (TryLater(503, "alarm", "x"), 75),
+        (Answered(404, "not_found", "x"), 1),
         (DirectoryInUse("x"), 75),
         (CorruptLog("f", 1, 2, "bad hash"), 65),
         (UnknownFormat("x"), 76),

@@ -19,6 +19,8 @@ from headrace.redaction import printable, redacted_text
 _log = logging.getLogger(__name__)
 
 COMMANDS = {
+    "doctor": "headrace.commands.doctor:doctor",
+    "health": "headrace.commands.health:health",
     "log": "headrace.commands.log:log",
     "serve": "headrace.commands.serve:serve",
 }

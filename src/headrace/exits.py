@@ -13,10 +13,34 @@ class DoorNotOpened(HeadraceError):
     """A door could not listen where it was told to."""
 
 
+class BrokerAway(HeadraceError):
+    """A command asked a broker, and none answers there, or what answers is none."""
+
+
+class Answered(HeadraceError):
+    """A broker did not do what a command asked it for. `status` is HTTP's, `code` that of the problem document."""
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+
+
+class NotAllowed(Answered):
+    """The login failed, or the user lacks a right."""
+
+
+class TryLater(Answered):
+    """The broker cannot do it now: an alarm, a full disk, a stop."""
+
+
 # The first that fits gives the status. What fits none is our own mistake, and is shown whole.
 EXIT_STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (ConfigError, os.EX_CONFIG),
     (DoorNotOpened, os.EX_UNAVAILABLE),
+    (BrokerAway, os.EX_UNAVAILABLE),
+    (NotAllowed, os.EX_NOPERM),
+    (TryLater, os.EX_TEMPFAIL),
     (DirectoryInUse, os.EX_TEMPFAIL),
     (CorruptLog, os.EX_DATAERR),
     (UnknownFormat, os.EX_PROTOCOL),

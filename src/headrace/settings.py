@@ -22,6 +22,8 @@ from headrace.kinds import Kind
 from headrace.redaction import printable, redacted
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
+# What the commands that speak to a broker take from the environment; no setting of a node.
+CLIENT_VARIABLES = frozenset(("HEADRACE_URL", "HEADRACE_USER", "HEADRACE_PASSWORD", "HEADRACE_CA_FILE"))
 _REQUIRED: Any = dataclasses.MISSING
 _Root = TypeVar("_Root")
 
@@ -215,7 +217,8 @@ def _take_environment(
     only_in_file = {*_lists(root), *(name for names, _ in _parsed(root).values() for name in names)} - {
         *_sections(root)
     }
-    for variable in sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX)):
+    given = {name for name in environ if name.startswith(ENVIRONMENT_PREFIX)} - CLIENT_VARIABLES
+    for variable in sorted(given):
         if variable in by_variable:
             one = by_variable[variable]
             _read(one, environ[variable], f"environment: {variable}", values[one.section], problems)
