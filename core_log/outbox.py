@@ -39,7 +39,8 @@ class Transfer(Generic[T]):
     first: int
     count: int
     what: T
-    settled: bool = False
+    # Its numbers were given to others (`take_back`).
+    taken_back: bool = False
 
     @property
     def end(self) -> int:
@@ -95,7 +96,6 @@ class Outbox(Generic[T]):
 
     def settle(self, transfer: Transfer[T]) -> None:
         """The target has committed these. They may be settled in any order."""
-        transfer.settled = True
         pending = self._pending[transfer.target]
         if pending[0] is transfer:
             # The usual case: those sent first are settled first.
@@ -114,6 +114,8 @@ class Outbox(Generic[T]):
         taken = [one for one in pending if one.first >= first]
         kept = pending[: len(pending) - len(taken)]
         assert not kept or kept[-1].end <= first, "a transfer is appended whole"
+        for one in taken:
+            one.taken_back = True
         if taken:
             self._next[target] = first
             if kept:
@@ -121,16 +123,6 @@ class Outbox(Generic[T]):
             else:
                 del self._pending[target]
         return taken
-
-    def split(self, transfer: Transfer[T], count: int, first: T, rest: T) -> tuple[Transfer[T], Transfer[T]]:
-        """Two transfers in the place of a pending one: its first `count` numbers, and the rest."""
-        assert 0 < count < transfer.count
-        target, at = transfer.target, transfer.first
-        parts = Transfer(target, at, count, first), Transfer(target, at + count, transfer.count - count, rest)
-        pending = self._pending[target]
-        place = pending.index(transfer)
-        pending[place : place + 1] = parts
-        return parts
 
     def forget(self, target: TargetPartition) -> None:
         """The target is gone for good; nothing may be pending for it."""

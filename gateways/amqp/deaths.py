@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Int64, Timestamp
-from headrace.gateways.delivery.broker import Death, Stamped
 from headrace.gateways.delivery.queue import Reason
+from headrace.gateways.delivery.transfers import Death, Stamped
 
 
 def stamp(props: bytes, death: Death) -> Stamped:

@@ -4,7 +4,13 @@ An argument wins over a policy, except where RabbitMQ takes the lower of both: T
 """
 
 from headrace.controller.table import Table
-from headrace.gateways.amqp.arguments import QueueArguments, QueueType, age_ms, parse_queue_arguments
+from headrace.gateways.amqp.arguments import (
+    DeadLetterStrategy,
+    QueueArguments,
+    QueueType,
+    age_ms,
+    parse_queue_arguments,
+)
 from headrace.gateways.delivery.logsettings import log_settings
 from headrace.gateways.delivery.queue import Overflow, QueueSettings
 
@@ -37,6 +43,7 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         partition_count=asked.stream.partitions,
         dead_letter_exchange=_text(asked.dead_letter_exchange, policy.get("dead-letter-exchange")),
         dead_letter_routing_key=_text(asked.dead_letter_routing_key, policy.get("dead-letter-routing-key")),
+        at_least_once=_at_least_once(asked, policy, overflow),
         delivery_limit=_delivery_limit(asked, policy),
         consumer_timeout_ms=_lower(asked.consumer_timeout_ms, policy.get("consumer-timeout")),
         single_active_consumer=asked.single_active_consumer,
@@ -46,6 +53,13 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         max_age_ms=max_age_ms,
         log=log,
     )
+
+
+def _at_least_once(asked: QueueArguments, policy: Table, overflow: Overflow) -> bool:
+    """As in RabbitMQ: of quorum queues, and only where a full one refuses, so that what stays has an end."""
+    strategy = asked.dead_letter_strategy or policy.get("dead-letter-strategy")
+    is_quorum = asked.queue_type is QueueType.QUORUM
+    return is_quorum and strategy == DeadLetterStrategy.AT_LEAST_ONCE and overflow is Overflow.REJECT_PUBLISH
 
 
 def _delivery_limit(asked: QueueArguments, policy: Table) -> int | None:

@@ -52,6 +52,28 @@ class BlockState(msgspec.Struct, frozen=True, array_like=True):
     entries: list[tuple[int, bytes, int, int, int, int, int, bool]]
 
 
+class MovingState(msgspec.Struct, frozen=True, array_like=True):
+    """Neighbours of a lane that are leaving for another log (transfers.py)."""
+
+    # The number of the first; -1: they have none, since they have no way.
+    first: int
+    lane: int
+    seq: int
+    reason: str
+    # Where they are: (stream, partition, offset, count)
+    places: list[tuple[bytes, int, int, int]]
+
+
+class OutboxState(msgspec.Struct, frozen=True, array_like=True):
+    """A view's numbers in one target."""
+
+    stream: bytes
+    partition: int
+    next_number: int
+    # In the order of their numbers.
+    moving: list[MovingState]
+
+
 class ViewState(msgspec.Struct, frozen=True, array_like=True):
     format: int
     lanes: list[LaneState]
@@ -60,6 +82,8 @@ class ViewState(msgspec.Struct, frozen=True, array_like=True):
     history: HistoryState | None = None
     # Bindings to the past: (stream, routing key, arguments as text, offsets that are done)
     attached: list[tuple[bytes, str, str, list[tuple[int, int]]]] = []
+    outbox: list[OutboxState] = []
+    waiting: list[MovingState] = []
 
 
 FORMAT = 1

@@ -17,10 +17,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from headrace.core_log.intervals import Intervals
 from headrace.core_log.record import RecordBatch, RouteReference
 from headrace.gateways.delivery.ports import Source
+
+if TYPE_CHECKING:
+    from headrace.filtering.expression import Expression
+    from headrace.gateways.delivery.scan import Scan
 
 WINDOW_BYTES_MAX = 4 * 1024 * 1024
 WINDOW_COUNT_MAX = 20_000
@@ -189,6 +194,13 @@ class _Window:
             self.byte_count -= self._held.pop(batch)[1]
         return first
 
+    def cut(self, count: int) -> None:
+        """Let the first records be a stretch of their own."""
+        first = self.stretches[0]
+        assert first.batch is not None
+        self.stretches.appendleft(first.split(count))
+        self._held[first.batch][0] += 1
+
     def clear(self) -> None:
         self.stretches.clear()
         self._held.clear()
@@ -230,9 +242,20 @@ class Lane:
         # never lengthened nor folded: part of them may be settled, or not have outlived a crash, so what comes later
         # must not be counted among them.
         self._fixed_below = 0
+        # Of what came from the journal, those that were leaving for another log: the backlog passes over them.
+        self._withdrawn = Intervals()
         # Some records lie elsewhere than when they were handed out.
         self._has_moved = False
         self._backlog_fold_at = self._arrivals_trim_at = EXTENTS_MAX
+        # Filters that look for their records here (scan.py); sequences below this were looked at by one of them.
+        self.scans: list[Scan] = []
+        self.scanned_below = 0
+        # How often places have changed other than by arrivals.
+        self.moves = 0
+        # Batches without any record that this filter wants are passed over unread: for lanes of one reader.
+        self.sieve: Expression | None = None
+        # Set when there is more to be passed over than was in one go.
+        self.is_passing = False
 
     # -- arrivals -----------------------------------------------------------------------------------------------
 
@@ -317,7 +340,7 @@ class Lane:
         kept: deque[Extent] = deque()
         for extent in self._backlog:
             # These have their places in the order already.
-            if extent.seq < self._fixed_below:
+            if extent.seq < max(self._fixed_below, self.scanned_below):
                 kept.append(extent)
                 continue
             source = extent.source
@@ -329,6 +352,9 @@ class Lane:
             if known is not extent:
                 known.count += extent.count
                 known.end = extent.end
+        if not folded:
+            return
+        self.moves += 1
         first = next(iter(folded.values()))
         start = seq = first.seq
         for extent in folded.values():
@@ -361,6 +387,8 @@ class Lane:
     def _first(self) -> Stretch | None:
         """The first of all that is ready, loaded, visible or not."""
         while True:
+            if self._withdrawn.count:
+                self._pass_withdrawn()
             if not self._ready and self._backlog:
                 self._refill()
             ready, returned = self._ready, self._returned
@@ -380,7 +408,9 @@ class Lane:
             gone = first.split(lost)
             if not first.count:
                 del returned[0]
-            self._lose(gone.seq, gone.seq + lost)
+            self.ready_count -= lost
+            self.lost_count += lost
+            self._mark_settled(gone.seq, gone.seq + lost)
             return False
         batch = first.loaded()
         inside = batch.count - first.index
@@ -448,6 +478,9 @@ class Lane:
             if not extent.count:
                 self._backlog.popleft()
                 continue
+            if self.sieve is not None and self._pass_over(extent, self.sieve):
+                self.is_passing = True
+                return
             for run in extent.source.read(extent.first, bytes_max=self._refill_bytes, end=extent.end):
                 if run.batch.gap is not None:
                     self._skip_lost(extent, run.batch.next_offset)
@@ -460,15 +493,37 @@ class Lane:
                 self._lose(extent.seq, extent.seq + extent.count)
                 self._backlog.popleft()
 
+    def _pass_over(self, extent: Extent, sieve: "Expression") -> bool:
+        """Leave out what the summaries of batches say that nobody here wants. True: that was all for one go."""
+        if extent.count != extent.end - extent.first:
+            # Which of them are this lane's must be read.
+            return False
+        reached, is_candidate = extent.source.pass_over(extent.first, sieve, end=extent.end)
+        count = reached - extent.first
+        if count:
+            self.ready_count -= count
+            self._mark_settled(extent.seq, extent.seq + count)
+            extent.seq += count
+            extent.count -= count
+            extent.first = reached
+        return not is_candidate
+
     def _admit(self, extent: Extent, batch: RecordBatch, first: int, last: int) -> None:
         last = min(last, first + extent.count)
         seq = extent.seq
         extent.seq += last - first
         extent.count -= last - first
-        for low, high in self.settled.missing(max(seq, self.floor), seq + last - first):
+        for low, high in self._in_backlog(seq, seq + last - first):
             index = first + low - seq
             stretch = Stretch(self, low, high - low, extent.source, batch.base_offset + index, batch, index)
             self._window.append(stretch, batch)
+
+    def _in_backlog(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts (first, end) of a range of sequences that are ready, if they are in the backlog."""
+        unsettled = self.unsettled(first, end)
+        if not self._withdrawn.count:
+            return unsettled
+        return (part for low, high in unsettled for part in self._withdrawn.missing(low, high))
 
     def _skip_lost(self, extent: Extent, offset: int) -> None:
         """Nothing below the offset can be read any more. What is left of an extent are the last of its records."""
@@ -494,11 +549,11 @@ class Lane:
 
     def _lose(self, first: int, end: int) -> None:
         """Ready records that cannot be read any more count as settled."""
-        lost = sum(high - low for low, high in self.settled.missing(max(first, self.floor), end))
-        if lost:
-            self.ready_count -= lost
-            self.lost_count += lost
-            self._mark_settled(first, end)
+        lost = list(self._in_backlog(first, end))
+        for low, high in lost:
+            self.ready_count -= high - low
+            self.lost_count += high - low
+            self._mark_settled(low, high)
 
     # -- settling -----------------------------------------------------------------------------------------------
 
@@ -530,6 +585,8 @@ class Lane:
         for part in self._placed(stretch):
             place = bisect_left(self._returned, part.seq, key=_sequence)
             self._returned.insert(place, part)
+            for scan in self.scans:
+                scan.untested.add(part.seq, part.seq + part.count)
 
     def drop_head(self, count: int) -> Iterator[Stretch]:
         """Take from the head what must leave, visible or not; the caller settles."""
@@ -544,10 +601,12 @@ class Lane:
     def purge(self) -> int:
         """Settle everything that is ready; returns how many."""
         count = self.ready_count
+        self._sweep()
         for stretch in (*self._returned, *self._ready):
             self._mark_settled(stretch.seq, stretch.seq + stretch.count)
         for extent in self._backlog:
-            self._mark_settled(extent.seq, extent.seq + extent.count)
+            for low, high in list(self._in_backlog(extent.seq, extent.seq + extent.count)):
+                self._mark_settled(low, high)
         self._returned.clear()
         self._window.clear()
         self._backlog.clear()
@@ -559,15 +618,109 @@ class Lane:
         twin = Lane(self._spans, place=self.place)
         backlog = [one.copy() for one in self._backlog]
         twin.restore(self.next_seq, self.floor, self.settled, backlog)
+        twin._withdrawn = self._withdrawn
         twin._returned = [
             Stretch(twin, one.seq, one.count, one.source, one.offset, one.batch, one.index) for one in self._returned
         ]
+        self._sweep()
         for one in self._ready:
             batch = one.loaded()
             yield batch, one.index, one.index + one.count
         while (stretch := twin._first()) is not None:
             taken = twin._hand_out(stretch, stretch.count)
             yield taken.loaded(), taken.index, taken.index + taken.count
+
+    # -- out of order, by filters (scan.py) ---------------------------------------------------------------------
+
+    @property
+    def ready_from(self) -> int:
+        """What is ready at this sequence or behind it stands in its order; what is before it has come back."""
+        if self._ready:
+            return self._ready[0].seq
+        return self._backlog[0].seq if self._backlog else self.next_seq
+
+    def extent_at(self, seq: int) -> Extent | None:
+        """Where the record with this sequence is to be looked for; not to be changed."""
+        place = bisect_right(self._arrivals, seq, key=_sequence) - 1
+        extent = self._arrivals[place] if place >= 0 else None
+        return extent if extent is not None and seq < extent.seq + extent.count else None
+
+    def ready_parts(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts (first, end) of a range of sequences, from `ready_from` on, that are ready in their order."""
+        return self._in_backlog(max(first, self.ready_from), end)
+
+    def claim(self, stretch: Stretch) -> None:
+        """Hand out records that stand in their order, from wherever they are."""
+        self._withdrawn.add(stretch.seq, stretch.seq + stretch.count)
+        self.ready_count -= stretch.count
+        self.unacked_count += stretch.count
+        self._note_anchor(stretch)
+        self._pass_withdrawn()
+        backlog = self._backlog
+        while backlog and not self._ready:
+            extent = backlog[0]
+            free = next((low for low, _high in self._in_backlog(extent.seq, extent.seq + extent.count)), None)
+            if free is None:
+                backlog.popleft()
+                continue
+            if free > extent.seq:
+                self.advance(extent, free)
+            break
+        self._withdrawn.cut_below(self.ready_from)
+
+    def returned_at(self, seq: int) -> Stretch | None:
+        """What came back and begins with this sequence or holds it, and can be read."""
+        place = bisect_right(self._returned, seq, key=_sequence) - 1
+        found = self._returned[place] if place >= 0 else None
+        if found is None or seq >= found.seq + found.count or found.offset < found.source.log_start:
+            return None
+        batch = found.loaded()
+        inside = batch.count - found.index
+        if inside < found.count:
+            self._returned.insert(place, found.split(inside))
+            found.batch = None
+            return self.returned_at(seq)
+        return found
+
+    def claim_returned(self, stretch: Stretch, skip: int, count: int) -> Stretch:
+        """Hand out `count` records of what came back, without the first so many of them."""
+        place = bisect_left(self._returned, stretch.seq, key=_sequence)
+        if skip:
+            self._returned.insert(place, stretch.split(skip))
+            place += 1
+        taken = stretch.split(count) if count < stretch.count else self._returned.pop(place)
+        self.ready_count -= count
+        self.unacked_count += count
+        return taken
+
+    def _pass_withdrawn(self) -> None:
+        """Take from the front of the window what somebody has already."""
+        window, ready = self._window, self._ready
+        while ready:
+            head = ready[0]
+            free = next(self._withdrawn.missing(head.seq, head.seq + head.count), None)
+            if free is None:
+                window.take(head.count)
+                continue
+            low, high = free
+            if low > head.seq:
+                window.take(low - head.seq)
+            if high < head.seq + head.count:
+                window.cut(high - low)
+            return
+
+    def _sweep(self) -> None:
+        """The same for the whole window."""
+        if not self._withdrawn.count or not self._ready:
+            return
+        window = _Window()
+        for one in self._ready:
+            batch = one.loaded()
+            for low, high in self._withdrawn.missing(one.seq, one.seq + one.count):
+                skip = low - one.seq
+                part = Stretch(self, low, high - low, one.source, one.offset + skip, batch, one.index + skip)
+                window.append(part, batch)
+        self._window, self._ready = window, window.stretches
 
     # -- what is kept -------------------------------------------------------------------------------------------
 
@@ -636,6 +789,12 @@ class Lane:
             self._arrivals.append(extent)
             self._backlog.append(extent.copy())
         self.ready_count = next_seq - floor - self.settled.count
+
+    def withdraw(self, seq: int, count: int) -> None:
+        """Of what was restored, these are not ready: somebody has them, as if they had been handed out."""
+        self._withdrawn.add(seq, seq + count)
+        self.ready_count -= count
+        self.unacked_count += count
 
     @property
     def handed_out_below(self) -> int:
@@ -722,6 +881,8 @@ class Lane:
 
     def _move_ready(self, source: Source, end: int, below: int) -> None:
         """What is in memory is read again from where it lies now; its order is that of the sequences, as before."""
+        self._sweep()
+        self.moves += 1
 
         def leaves(one: Stretch) -> bool:
             return one.source is source and one.seq < below and one.offset < end
@@ -738,6 +899,9 @@ class Lane:
         if leaving or any(map(leaves, self._returned)):
             parts = [part for one in (*leaving, *self._returned) for part in self._placed(one)]
             self._returned = sorted(parts, key=_sequence)
+            for scan in self.scans:
+                for part in self._returned:
+                    scan.untested.add(part.seq, part.seq + part.count)
 
     def _placed(self, stretch: Stretch) -> Iterator[Stretch]:
         """A stretch as it was handed out, in pieces that are neighbours where they lie now."""
@@ -756,6 +920,11 @@ class Lane:
             yield part
         if stretch.count:
             yield stretch
+
+    def where(self, stretch: Stretch) -> Iterator[Stretch]:
+        """Where the records of a stretch that was handed out lie now; the stretch stays as it is."""
+        found = Stretch(self, stretch.seq, stretch.count, stretch.source, stretch.offset, None, 0)
+        return self._placed(found)
 
     def in_batches(self, stretch: Stretch) -> Iterator[Stretch]:
         """A stretch as it was handed out, in pieces that can be loaded."""

@@ -70,6 +70,8 @@ class QueueSettings:
     partition_count: int | None = None
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
+    # A dead letter for which there is no way stays until there is one.
+    at_least_once: bool = False
     delivery_limit: int | None = None
     # How long a consumer may keep a delivery without settling it; None: as long as the door allows.
     consumer_timeout_ms: int | None = None

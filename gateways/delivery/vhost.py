@@ -190,11 +190,12 @@ class VirtualHost:
         """The logs of exchanges are kept as their arguments and policies say now; those of queues likewise."""
         for found in self.router.exchanges():
             if found.name != DEFAULT_EXCHANGE:
-                self._broker.configure(self._streams[found.name], partial(self._log_config, found.name))
+                self._broker.configure(self._streams[found.name], partial(self.exchange_config, found.name))
         for queue in self.queues.values():
             self._broker.configure(queue.stream_id, partial(self._broker.own_config, queue))
 
-    def _log_config(self, exchange: str) -> LogConfig:
+    def exchange_config(self, exchange: str) -> LogConfig:
+        """How the log of an exchange is kept."""
         found = self.router.exchange(exchange)
         arguments = EMPTY if found is None else found.arguments
         return self._broker.log_config(log_settings(arguments, self._broker.exchange_policy(self.name, exchange)))
@@ -523,7 +524,7 @@ class VirtualHost:
 
     def exchange_log(self, name: str) -> PartitionLog:
         """The log of an exchange, made if nothing was ever published to it."""
-        config_of = partial(self._log_config, name)
+        config_of = partial(self.exchange_config, name)
         return self._broker.log_of(self._streams[name], name, "exchange", self.name, config_of)
 
     def is_current(self, target: Target) -> bool:

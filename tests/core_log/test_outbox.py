@@ -57,18 +57,6 @@ def test_what_a_target_holds_is_settled_and_the_rest_sent_again() -> None:
     assert box.assign(HERE, 1, "new").first == 10
 
 
-def test_transfer_is_split_in_its_place() -> None:
-    box: Outbox[str] = Outbox(OWNER)
-    whole = box.assign(HERE, 5, "whole")
-    box.assign(HERE, 1, "next")
-    box.split(whole, 2, "head", "tail")
-    assert [(one.first, one.count, one.what) for one in box.pending(HERE)] == [
-        (0, 2, "head"),
-        (2, 3, "tail"),
-        (5, 1, "next"),
-    ]
-
-
 class World:
     """An owner with a journal and two targets. It is told what to move, in an order of its own, and may die between
     any two steps; then it does what outbox.py says."""

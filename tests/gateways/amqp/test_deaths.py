@@ -11,8 +11,8 @@ from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.deaths import stamp
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Int64, Timestamp, encode_table
 from headrace.gateways.amqp.properties import Properties
-from headrace.gateways.delivery.broker import Death
 from headrace.gateways.delivery.queue import Reason
+from headrace.gateways.delivery.transfers import Death
 
 NOON_S = 1_700_000_000
 DEATH = Death("work", Reason.REJECTED, b"jobs", b"jobs.eu", NOON_S * 1_000_000, rerouted=False)
