@@ -184,7 +184,10 @@ class ConsumerGroup:
         return True
 
     def streams(self) -> set[StreamId]:
-        """All that some member asks for."""
+        """All that some member asks for, or has not given up yet."""
+        return self._wished() | {slot.stream for slot in self.tenures}
+
+    def _wished(self) -> set[StreamId]:
         return {stream for member in self.members.values() for stream in member.topics}
 
     def member(self, member_id: str) -> Member:
@@ -237,7 +240,7 @@ class ConsumerGroup:
         self._note_given_up()
 
     def _wanted(self) -> set[Slot]:
-        return {Slot(stream, at) for stream in self.streams() for at in range(self._counts.get(stream, 0))}
+        return {Slot(stream, at) for stream in self._wished() for at in range(self._counts.get(stream, 0))}
 
     def _is_gone(self, slot: Slot) -> bool:
         return slot.partition >= self._counts.get(slot.stream, 0)

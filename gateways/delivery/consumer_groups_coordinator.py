@@ -52,8 +52,8 @@ class GroupsConfig:
 
 # The partitions of a stream; None: nothing was ever written to it. Nothing at all: there is no such stream (any more).
 LogsOf = Callable[[StreamId], Sequence[PartitionLog | None]]
-# Of the records first..last-1 of a batch those that somebody wants.
-Select = Callable[[RecordBatch, int, int], Iterable[int]]
+# Of the records first..last-1 of a batch of a slot those that somebody wants, and may have.
+Select = Callable[[Slot, RecordBatch, int, int], Iterable[int]]
 
 
 class Delivered(NamedTuple):
@@ -404,7 +404,7 @@ class GroupCoordinator:
         wait_s: float = 0,
         bytes_max: int = READ_BYTES,
         count_max: int = 500,
-        select: Select = lambda batch, first, last: range(first, last),
+        select: Select = lambda slot, batch, first, last: range(first, last),
     ) -> Polled:
         """The next records of what the member holds; waits for some, or until it is told something new.
 
@@ -526,7 +526,7 @@ def _take(
     for batch, first, last in log.read(offset, bytes_max=min(bytes_max, READ_BYTES)):
         if batch.gap is not None:
             polled.missing.append(Missing(slot, offset, min(int(batch.next_offset), end), batch.gap))
-        for index in select(batch, first, last):
+        for index in select(slot, batch, first, last):
             if polled.is_full(bytes_max, count_max):
                 return int(batch.offset_at(index))
             polled.add(Delivered(slot, batch, index))

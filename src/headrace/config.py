@@ -13,6 +13,7 @@ from headrace.controller.config import SECTIONS, Definitions, parse_definitions
 from headrace.core_log.config import Compression, DirectoryConfig, Durability, LogConfig
 from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.delivery.alarms import AlarmsConfig
+from headrace.gateways.delivery.consumer_groups_coordinator import GroupsConfig
 from headrace.gateways.delivery.limits import LimitsConfig
 from headrace.gateways.delivery.tls import NameFrom, TlsConfig
 from headrace.gateways.http.config import HttpConfig
@@ -24,6 +25,7 @@ from headrace.kinds import (
     HOUR_MS,
     KIB,
     MIB,
+    MINUTE_MS,
     Address,
     Choice,
     Count,
@@ -270,6 +272,16 @@ class HttpSection:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsSection:
+    offsets_retention_ms: int = setting(
+        Milliseconds(MINUTE_MS), "how long the offsets of a consumer group without members are kept", 7 * DAY_MS
+    )
+
+    def values(self) -> GroupsConfig:
+        return GroupsConfig(offsets_retention_ms=self.offsets_retention_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class TlsSection:
     certificate: Path | None = setting(
         FilePath(maybe=True), "PEM file of the server's certificate and those between it and its CA", None, live=True
@@ -364,6 +376,7 @@ class Config:
     amqp: AmqpSection = section(AmqpSection)
     mqtt: MqttSection = section(MqttSection)
     http: HttpSection = section(HttpSection)
+    groups: GroupsSection = section(GroupsSection)
     tls: TlsSection = section(TlsSection)
     limits: LimitsSection = section(LimitsSection)
     alarms: AlarmsSection = section(AlarmsSection)

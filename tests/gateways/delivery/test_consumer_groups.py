@@ -129,6 +129,7 @@ def test_member_that_wants_another_topic_gives_up_the_old_one_first() -> None:
     told = group.standing("x")
     assert told.holds == (Held(slot(0, B), 3), Held(slot(1, B), 3))
     assert told.give_up == (slot(0), slot(1))
+    assert group.streams() == {A, B}
     group.heartbeat("x", told.generation, 0)
     assert held(group, "y") == [0, 1, 2, 3]
 

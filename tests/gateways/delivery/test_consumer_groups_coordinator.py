@@ -206,7 +206,7 @@ async def test_filter_passes_over_what_is_not_wanted_for_good(groups: Groups) ->
     await groups.publish(0, b"a", b"b", b"a")
     client = await groups.join()
 
-    def only_b(batch: Any, first: int, last: int) -> list[int]:
+    def only_b(_slot: Slot, batch: Any, first: int, last: int) -> list[int]:
         return [index for index in range(first, last) if batch.values[index] == b"b"]
 
     polled = await client.poll(select=only_b)
