@@ -1,43 +1,124 @@
 """The delay engine: records parked until they are due, then fired exactly once into their target. Driver.
 
-    park -> intake log -> (sorter) -> hour, day, month buckets -> ring 0 in memory -> decision log -> Fire
+    park -> __delay.in -> sorter -> hour, day, month buckets (streams) -> ring 0 in memory -> __delay.log -> Fire
 
-Neighbours: fire.py is what it asks of the gateways.
+A hierarchical time wheel whose outer rings are logs. The intake takes a run in one append; what is due soon is in
+memory from its commit on, as a due time and a place; the rest is sorted into buckets in bulk, and comes back as rows,
+never as bodies, when its time is near. So memory depends on what is due soon, not on what is pending. Firing and
+cancelling are one decision in one log, and whichever stands first holds (T4).
+Neighbours: firing.py, sorter.py, rescheduling.py, search.py do the work on engine.py; fire.py is the other side.
 """
 
 from collections.abc import Mapping, Sequence
 
+import trio
+
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
+from headrace.core_log.errors import DiskFull
 from headrace.core_log.log import PartitionLog
-from headrace.core_log.record import Headers
+from headrace.core_log.record import Headers, Producer
+from headrace.delay.buckets import name_of
 from headrace.delay.config import DelayConfig
+from headrace.delay.decisions import Cancelled, Rescheduled
+from headrace.delay.engine import DelayCounters, Engine
 from headrace.delay.fire import Fire
+from headrace.delay.firing import Firing
+from headrace.delay.marks import INTAKE, State
 from headrace.delay.parked import BucketCount, DelayRefused, Outcome, Page, Pending
+from headrace.delay.rescheduling import Rescheduling
+from headrace.delay.rows import ID_HEADER, id_hashes, target_tag
+from headrace.delay.search import Match, Search, Wanted
+from headrace.delay.sorter import Sorter
 
 __all__ = ["BucketCount", "DelayRefused", "Delays", "Outcome", "Page", "Pending"]
+
+KEEP_S = 0.2
+FULL_DISK_PAUSE_S = 1.0
 
 
 class Delays:
     """One for a node. `park` is synchronous; everything that may read the disk is not."""
 
     def __init__(self, env: Env, directory: LogDirectory, config: DelayConfig, fire: Fire) -> None:
-        raise NotImplementedError
+        """Makes its logs if they are not there."""
+        self._engine = Engine(env, directory, config)
+        self._firing = Firing(self._engine, fire)
+        self._sorter = Sorter(self._engine)
+        self._search = Search(self._engine)
+        self._clock = env.clock
+        self._config = config
+        self._rescheduling = Rescheduling(self._engine)
 
-    # The log whose commit means that a park is safe: intake.when_committed(next_offset, confirm).
-    intake: PartitionLog
+    @property
+    def intake(self) -> PartitionLog:
+        """The log whose commit means that a park is safe: intake.when_committed(next_offset, confirm)."""
+        return self._engine.intake
+
+    @property
+    def counters(self) -> DelayCounters:
+        return self._engine.counters
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all its logs."""
+        return self._engine.byte_count
+
+    # -- life ---------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Find out what is parked, and what was being fired when the last life ended. Before `run` and `park`."""
-        raise NotImplementedError
+        engine = self._engine
+
+        def load() -> tuple[bool, bool]:
+            found = engine.replay()
+            engine.load_sources()
+            engine.load_intake()
+            return found, engine.load_runs()
+
+        found, whole = await engine.env.worker.run(load)
+        if not found:
+            engine.snapshot()
+        if not whole:
+            engine.rebuild_runs()
+        await engine.env.worker.run(engine.remove_strangers)
+        engine.intake.advanced.append(lambda _log: engine.absorb())
 
     async def run(self) -> None:
         """Sort and fire until cancelled. The directory's committer must be running."""
-        raise NotImplementedError
+        await self._rescheduling.resume()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._firing.run)
+            nursery.start_soon(self._sorter.run)
+            nursery.start_soon(self._rescheduling.run)
+            nursery.start_soon(self._keep_forever)
+            nursery.start_soon(self._delete_forever)
+
+    async def _keep_forever(self) -> None:
+        while True:
+            try:
+                await self._sorter.advance()
+                self._engine.settle()
+                await self._sorter.tidy()
+                if self._engine.wants_snapshot:
+                    self._engine.snapshot()
+                self._engine.trim_journal()
+            except DiskFull:
+                await self._clock.sleep(FULL_DISK_PAUSE_S)
+            await self._clock.sleep(KEEP_S)
+
+    async def _delete_forever(self) -> None:
+        while True:
+            await self._sorter.delete_unused()
+            await self._clock.sleep(1.0)
 
     async def close(self) -> None:
         """Write down where we are: the next load is short. After `run` has ended, before the directory closes."""
-        raise NotImplementedError
+        await trio.lowlevel.checkpoint()
+        self._engine.settle()
+        self._engine.snapshot()
+
+    # -- parking ------------------------------------------------------------------------------------------------
 
     def park(
         self,
@@ -51,26 +132,111 @@ class Delays:
         attributes: int = 0,
         tags: tuple[str, ...] = (),
         headers: Sequence[Headers] | None = None,
+        producer: Producer | None = None,
     ) -> int:
         """Take a run of records in one append; returns the next offset of the intake and asks for its commit.
 
-        Records without an id (None) get one: `made_id(offset)`; the first of the run has offset `returned - count`.
+        Records without an id (None) get one: `made_id(offset)`; the first of the run has offset `returned - count`,
+        unless there is a producer: then what was parked under its numbers before is not parked again.
         Due times in the past are lawful: they fire at once. Raises DelayRefused (nothing is taken) when one is
-        due too far in the future, DiskFull as any append.
+        due too far in the future, DiskFull as any append, SequenceRefused as any idempotent one.
         """
-        raise NotImplementedError
+        count = len(values)
+        now_us = self._clock.wall_us()
+        self._refuse_too_far(max(due_us), now_us)
+        if min(due_us) < 0:
+            due_us = [max(one, 0) for one in due_us]
+        if ids is not None and any(one is not None for one in ids):
+            given = headers if headers is not None else [()] * count
+            headers = [more if one is None else ((ID_HEADER, one), *more) for one, more in zip(ids, given, strict=True)]
+        log = self._engine.intake
+        if producer is not None:
+            end = self._park_once(producer, target, keys, properties, values, due_us, attributes, tags, headers, now_us)
+            self._engine.committer.urgent(log)
+            return end
+        appended = log.append_columns(
+            keys,
+            properties,
+            values,
+            timestamps=[now_us] * count,
+            expiries=due_us,
+            attributes=[attributes] * count,
+            origins=[0] * count,
+            tags=[(target_tag(target), *tags)] * count,
+            headers=headers,
+        )
+        self._engine.committer.urgent(log)
+        return int(appended.next_offset)
+
+    def _park_once(
+        self,
+        producer: Producer,
+        target: bytes,
+        keys: Sequence[bytes],
+        properties: Sequence[bytes],
+        values: Sequence[bytes],
+        due_us: Sequence[int],
+        attributes: int,
+        tags: tuple[str, ...],
+        headers: Sequence[Headers] | None,
+        now_us: int,
+    ) -> int:
+        """One idempotent append for each span of records that are due together."""
+        log = self._engine.intake
+        append = log.append_dense if producer.dense else log.append_once
+        low = 0
+        while low < len(values):
+            high = low + 1
+            while high < len(values) and due_us[high] == due_us[low]:
+                high += 1
+            append(
+                producer._replace(first_sequence=producer.first_sequence + low),
+                keys[low:high],
+                properties[low:high],
+                values[low:high],
+                timestamp_us=now_us,
+                attributes=attributes,
+                expiry_us=due_us[low],
+                tags=(target_tag(target), *tags),
+                headers=None if headers is None else headers[low:high],
+            )
+            low = high
+        return int(log.end)
+
+    def _refuse_too_far(self, due_us: int, now_us: int) -> None:
+        limit_s = self._config.delay_s_max
+        if due_us - now_us > limit_s * 1_000_000:
+            raise DelayRefused(
+                f"due in {(due_us - now_us) // 1_000_000} s, which is later than the limit of {limit_s} s from now"
+            )
+
+    # -- counting -----------------------------------------------------------------------------------------------
 
     def count(self, target: bytes | None = None) -> int:
         """How many are pending, of one target or of all. O(1)."""
-        raise NotImplementedError
+        ledger = self._engine.ledger
+        return ledger.total if target is None else ledger.targets[target]
 
     def counts(self) -> Mapping[bytes, int]:
         """Pending records of each target that has any."""
-        raise NotImplementedError
+        return dict(self._engine.ledger.targets)
 
     def buckets(self) -> Sequence[BucketCount]:
-        """Pending records of each bucket, by time."""
-        raise NotImplementedError
+        """Pending records of each bucket, by time; the intake, `near`, comes first."""
+        engine = self._engine
+        sources = sorted(engine.ledger.sources.values(), key=lambda one: (one.start_us, one.number))
+        return [
+            BucketCount(
+                "near" if one.number == INTAKE else name_of(one.span_us),
+                one.start_us,
+                one.end_us,
+                one.pending,
+                engine.logs[one.number].byte_count,
+            )
+            for one in sources
+        ]
+
+    # -- looking ------------------------------------------------------------------------------------------------
 
     async def list(
         self,
@@ -84,16 +250,61 @@ class Delays:
         due_until_us: int | None = None,
     ) -> Page:
         """Pending records by due time. Refused for a cursor that is none."""
-        raise NotImplementedError
+        return await self._search.page(after, limit, Wanted(target, key, tag, due_from_us or 0, due_until_us))
 
     async def inspect(self, id: bytes) -> Pending | None:
         """The pending record of this id (the first due, where several share it)."""
-        raise NotImplementedError
+        pending, _fired = await self._under(id)
+        return pending[0].record if pending else None
+
+    async def _under(self, id: bytes) -> tuple[Sequence[Match], bool]:
+        """What is pending under this id, and whether something fired; true until the caller waits for something."""
+        ledger = self._engine.ledger
+        while True:
+            await self._rescheduling.arrival(id)
+            found = await self._search.by_id(id)
+            states = [ledger.state(one.place) for one in found]
+            moved = any(
+                one.state == State.PENDING and now == State.MOVED for one, now in zip(found, states, strict=True)
+            )
+            if not moved and not self._rescheduling.is_on_the_way(id):
+                break
+        pending = [one for one, now in zip(found, states, strict=True) if now == State.PENDING]
+        remembered = self._engine.remembered.get(id_hashes(id)[-1])
+        return pending, State.FIRED in states or remembered == State.FIRED
+
+    # -- deciding -----------------------------------------------------------------------------------------------
 
     async def cancel(self, id: bytes) -> Outcome:
         """Cancel whatever is pending under this id; the answer is durable."""
-        raise NotImplementedError
+        engine = self._engine
+        pending, fired = await self._under(id)
+        if pending:
+            engine.decide(*(Cancelled(one.record.target, one.place.to_bytes(8, "little")) for one in pending))
+            engine.counters.cancelled += len(pending)
+            engine.remember(id_hashes(id)[-1:], State.CANCELLED)
+        if pending or fired:
+            await engine.decided()
+        return _outcome(bool(pending), fired)
 
     async def reschedule(self, id: bytes, due_us: int) -> Outcome:
         """Give whatever is pending under this id another due time; the answer is durable. May raise DelayRefused."""
-        raise NotImplementedError
+        self._refuse_too_far(due_us, self._clock.wall_us())
+        engine, ledger = self._engine, self._engine.ledger
+        pending, fired = await self._under(id)
+        for one in pending:
+            number, first = ledger.next_number, ledger.outbox.next_number(ledger.intake_partition)
+            engine.decide(Rescheduled(number, one.record.target, one.place, max(due_us, 0), first))
+            self._rescheduling.send(ledger.moves[number], id)
+        engine.counters.rescheduled += len(pending)
+        if pending:
+            await self._rescheduling.arrival(id)
+        elif fired:
+            await engine.decided()
+        return _outcome(bool(pending), fired)
+
+
+def _outcome(done: bool, fired: bool) -> Outcome:
+    if done:
+        return Outcome.DONE
+    return Outcome.ALREADY_FIRED if fired else Outcome.UNKNOWN

@@ -1,0 +1,369 @@
+"""What the tasks of the delay engine share: its logs, what was decided, what is due soon. Driver.
+
+Whatever is decided goes through `decide`: appended to the decision log and made to hold in one step, so the order of
+that log is the order of events; `durable` waits for its commit. The intake is followed at each commit: what is not
+committed is not there yet (V1).
+Neighbours: firing.py, sorter.py and search.py are the tasks, delays.py puts them together, ledger.py keeps the rules.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from headrace.core_log.config import LogConfig
+from headrace.core_log.directory import LogDirectory, Stream
+from headrace.core_log.env import Env
+from headrace.core_log.errors import CorruptLog, DiskFull
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.outbox import TargetPartition
+from headrace.core_log.record import RecordBatch
+from headrace.core_log.spec import StreamSpec
+from headrace.delay import decisions, run_file
+from headrace.delay.bodies import Bodies, Opening, Shelf, fetch
+from headrace.delay.config import MIB, DelayConfig
+from headrace.delay.decisions import Decision, Merged, Settled, Snapshot
+from headrace.delay.ledger import Ledger
+from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, Places, State
+from headrace.delay.near import NearRing
+from headrace.delay.rows import Rows, by_due, count_targets, joined, rows_of
+from headrace.delay.run_file import RunFile
+from headrace.delay.waiting import BLOCK_COUNT_MAX, Waiting
+
+INTAKE_NAME = "__delay.in"
+JOURNAL_NAME = "__delay.log"
+BUCKET_NAME = "__delay.bucket"
+_PRIVATE = LogConfig(retention_ms=None, segment_bytes_max=16 * MIB, key_index=False)
+# Small batches: to fire one record a whole one is read.
+BUCKET_CONFIG = LogConfig(retention_ms=None, batch_bytes_max=64 * 1024, key_index=False)
+# The decision log is begun anew with a snapshot behind so many bytes of decisions.
+SNAPSHOT_BYTES = 8 * MIB
+# Upper bounds of the lateness histogram, in seconds.
+LATENESS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 60.0)
+
+
+@dataclass(slots=True)
+class DelayCounters:
+    """Since the start of the node, for metrics."""
+
+    parked: int = 0
+    fired: int = 0
+    cancelled: int = 0
+    rescheduled: int = 0
+    # Firings by lateness: at most LATENESS_S[i] late; the last entry is for the rest.
+    lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_S) + 1))
+    lateness_us: int = 0
+
+    def note_fired(self, dues: Places, now_us: int) -> None:
+        late = np.maximum(now_us - dues, 0)
+        self.fired += len(late)
+        self.lateness_us += int(late.sum())
+        places = np.searchsorted(np.array(LATENESS_S) * 1e6, late)
+        for place, count in enumerate(np.bincount(places, minlength=len(self.lateness)).tolist()):
+            self.lateness[place] += count
+
+
+class Engine:
+    def __init__(self, env: Env, directory: LogDirectory, config: DelayConfig) -> None:
+        self.env = env
+        self.directory = directory
+        self.config = config
+        self.committer = directory.committer
+        self.counters = DelayCounters()
+        self.intake = self._private(INTAKE_NAME).partitions[0]
+        self.journal = self._private(JOURNAL_NAME).partitions[0]
+        self.ledger = Ledger(env.ids.uuid().bytes, TargetPartition(self.intake.stream_id))
+        self.ring = NearRing()
+        self.waiting = Waiting()
+        self.runs: dict[int, RunFile] = {}
+        self.logs: dict[int, PartitionLog] = {INTAKE: self.intake}
+        # The ring holds whatever is due before this, but for what was taken out to be fired.
+        self.edge_us = 0
+        # The intake is known up to here.
+        self.absorbed = 0
+        # Held while rows change their places between run files, ring and intake.
+        self.layout = trio.Lock()
+        # How many read records right now: nothing is let go of meanwhile.
+        self.readers = 0
+        # Set when something may be due sooner than those who sleep believe.
+        self.sooner = trio.Event()
+        # Outcomes of late, by the hash of the id, oldest first.
+        self.remembered: dict[int, State] = {}
+        # Numbers of moves that are done, and not written down as such.
+        self.settled: list[int] = []
+        self._snapshot_offset = 0
+        self._journal_bytes = 0
+
+    def _private(self, name: str) -> Stream:
+        for stream in self.directory.streams.values():
+            if stream.spec.kind == "internal" and stream.spec.name == name:
+                return stream
+        spec = StreamSpec(id=self.env.ids.uuid(), name=name, kind="internal", config=_PRIVATE)
+        return self.directory.create_now(spec)
+
+    # -- deciding -----------------------------------------------------------------------------------------------
+
+    def decide(self, *made: Decision, urgent: bool = True) -> int:
+        """Make decisions hold; returns the offset that the decision log's commit must pass for them."""
+        values = [decisions.encode(one) for one in made]
+        end = self._append(values, urgent=urgent)
+        for one in made:
+            self.ledger.apply(one)
+        return end
+
+    def _append(self, values: list[bytes], *, urgent: bool) -> int:
+        """Raises DiskFull, and nothing was decided."""
+        keys = [b""] * len(values)
+        end = self.journal.append(keys, keys, values, timestamp_us=self.env.clock.wall_us()).next_offset
+        self._journal_bytes += sum(map(len, values))
+        if urgent:
+            self.committer.urgent(self.journal)
+        else:
+            self.committer.lazy(self.journal)
+        return int(end)
+
+    async def durable(self, *ends: tuple[PartitionLog, int]) -> None:
+        """Wait until these logs are committed up to these offsets, which are their ends."""
+        done = trio.Event()
+        left = len(ends)
+
+        def tell() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done.set()
+
+        for log, end in ends:
+            self.committer.urgent(log)
+            log.when_committed(end, tell)
+        if ends:
+            await done.wait()
+        await trio.lowlevel.checkpoint()
+
+    async def decided(self) -> None:
+        """Wait until everything that was decided so far is durable."""
+        await self.durable((self.journal, int(self.journal.end)))
+
+    def settle(self) -> None:
+        """Write down which moves are committed where they went. Nobody waits for it; a full disk may wait for room."""
+        if self.settled:
+            with suppress(DiskFull):
+                self.decide(Settled(self.settled), urgent=False)
+                self.settled = []
+
+    def remember(self, ids: Iterable[int], state: State) -> None:
+        """So that cancelling what has just fired is answered as such."""
+        remembered = self.remembered
+        remembered.update(dict.fromkeys(ids, state))
+        for old in list(islice(remembered, max(len(remembered) - self.config.remembered_count, 0))):
+            del remembered[old]
+
+    # -- the decision log ---------------------------------------------------------------------------------------
+
+    def replay(self) -> bool:
+        """Take up what was decided in earlier lives; False if there was none. Blocks."""
+        found = False
+        for batch, first, last in self.journal.runs():
+            for index in range(first, last):
+                offset = int(batch.offset_at(index))
+                decision = decisions.decode(batch.values[index], offset)
+                if isinstance(decision, Snapshot):
+                    self.ledger = Ledger.restored(decision)
+                    self._snapshot_offset = offset
+                    self._journal_bytes = 0
+                    found = True
+                elif not found:
+                    raise CorruptLog(JOURNAL_NAME, 0, offset, "the decision log does not begin with a snapshot")
+                else:
+                    self.ledger.apply(decision)
+                    self._journal_bytes += len(batch.values[index])
+        self.ledger.begin()
+        return found
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return self._journal_bytes >= SNAPSHOT_BYTES
+
+    def snapshot(self) -> int:
+        """Write down everything at once; what stands before it may go once that is durable."""
+        for target in self.ledger.outbox.targets:
+            gone = target.stream not in self.directory.streams
+            if gone and next(self.ledger.outbox.pending(target), None) is None:
+                self.ledger.outbox.forget(target)
+        self._snapshot_offset = int(self.journal.end)
+        end = self._append([decisions.encode(self.ledger.snapshot())], urgent=True)
+        self._journal_bytes = 0
+        return end
+
+    def trim_journal(self) -> None:
+        if self.journal.high_watermark > self._snapshot_offset > self.journal.log_start:
+            self.journal.delete_before(self._snapshot_offset)
+            self.committer.urgent(self.journal)
+
+    # -- the intake ---------------------------------------------------------------------------------------------
+
+    def absorb(self) -> None:
+        """Take note of what was committed in the intake since: all of it is pending."""
+        while self.absorbed < self.intake.high_watermark:
+            for batch, first, last in self.intake.read(self.absorbed):
+                if first < last:
+                    rows = rows_of(batch, first, last)
+                    self._take(batch, first, rows, np.ones(len(rows), dtype=bool))
+                self.absorbed = int(batch.next_offset)
+
+    def load_intake(self) -> None:
+        """What the intake holds from earlier lives, and counts. Blocks; nobody else is at work yet."""
+        self.absorbed = max(int(self.intake.log_start), self.ledger.floor)
+        while self.absorbed < self.intake.high_watermark:
+            for batch, first, last in self.intake.read(self.absorbed):
+                if first < last:
+                    rows = rows_of(batch, first, last)
+                    self._take(batch, first, rows, self._counting(rows))
+                self.absorbed = int(batch.next_offset)
+        self.counters = DelayCounters()
+
+    def _counting(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which were not decided and not sorted away."""
+        counts: npt.NDArray[np.bool_] = self.ledger.states(rows["place"]) == State.PENDING
+        offsets = rows["place"] & OFFSET_MASK
+        for first, end, edge_us in self.ledger.passes:
+            if first <= offsets[-1] and end > offsets[0]:
+                counts &= (offsets < first) | (offsets >= end) | (rows["due"] < edge_us)
+        return counts
+
+    def _take(self, batch: RecordBatch, first: int, rows: Rows, which: npt.NDArray[np.bool_]) -> None:
+        self.ledger.count_intake(count_targets(batch, first, which))
+        rows = rows[which]
+        self.counters.parked += len(rows)
+        size = batch.byte_count // max(batch.count, 1)
+        for low in range(0, len(rows), BLOCK_COUNT_MAX):
+            part = rows[low : low + BLOCK_COUNT_MAX]
+            self.waiting.add(part, size * len(part), self.env.clock.monotonic())
+        soon = rows[rows["due"] < self.edge_us]
+        if len(soon):
+            self.bring_near(soon)
+
+    def bring_near(self, rows: Rows) -> None:
+        before = self.ring.next_due_us()
+        self.ring.add(rows["due"].copy(), rows["place"].copy())
+        if before is None or int(rows["due"].min()) < before:
+            self.sooner.set()
+
+    # -- buckets and run files ----------------------------------------------------------------------------------
+
+    def load_sources(self) -> None:
+        """Find the log of each source. Raises CorruptLog when one is gone."""
+        for source in self.ledger.sources.values():
+            stream = self.directory.streams.get(source.stream)
+            if stream is None or source.partition >= len(stream.partitions):
+                raise CorruptLog(f"streams/{source.stream}", 0, 0, "a bucket of parked records is gone")
+            self.logs[source.number] = stream.partitions[source.partition]
+
+    def load_runs(self) -> bool:
+        """Open every run file; False where one is missing or damaged. Blocks."""
+        storage = self.env.storage
+        storage.make_dir(run_file.FOLDER)
+        storage.sync_dir("")
+        try:
+            for number in sorted(self.ledger.runs):
+                one = RunFile(storage, number)
+                for source in one.slices:
+                    one.check(source)
+                self.runs[number] = one
+        except CorruptLog:
+            return False
+        return True
+
+    def remove_strangers(self) -> None:
+        """Run files that no decision names: of a pass or a merge that came to nothing, or replaced."""
+        storage = self.env.storage
+        for name in storage.list(run_file.FOLDER):
+            if run_file.number_of(name) not in self.runs:
+                storage.remove(f"{run_file.FOLDER}/{name}")
+
+    def rebuild_runs(self) -> None:
+        """Run files are derived: the same rows stand in the buckets, within the extents that passes wrote down."""
+        removed = sorted(self.ledger.runs)
+        self.runs.clear()
+        self.decide(Merged(removed, 0))
+        rows: list[Rows] = []
+        for source in self.ledger.sources.values():
+            for first, end in source.extents if source.number != INTAKE else ():
+                rows += self._rows_within(source.number, first, end)
+                if sum(map(len, rows)) >= BLOCK_COUNT_MAX:
+                    self._add_rebuilt(rows)
+                    rows = []
+        if rows:
+            self._add_rebuilt(rows)
+
+    def _rows_within(self, source: int, first: int, end: int) -> list[Rows]:
+        found = []
+        while first < end:
+            for batch, low, high in self.logs[source].read(first, end=end):
+                if batch.gap is None:
+                    found.append(rows_of(batch, low, high, source))
+                first = int(batch.next_offset)
+        return found
+
+    def _add_rebuilt(self, rows: list[Rows]) -> None:
+        number = self.ledger.next_run
+        self.runs[number] = self.write_run(number, by_source(joined(rows)))
+        self.decide(Merged([], number))
+
+    def write_run(self, number: int, rows: Rows) -> RunFile:
+        """Blocks. It counts when a decision names it."""
+        self.env.storage.replace_file(run_file.path_of(number), run_file.encode(rows))
+        return RunFile(self.env.storage, number)
+
+    def drop_run(self, number: int) -> None:
+        """A decision no longer names it, and is durable. Blocks."""
+        self.env.storage.remove(run_file.path_of(number))
+
+    # -- reading records ----------------------------------------------------------------------------------------
+
+    def shelves(self, places: Places) -> dict[int, Shelf]:
+        return {
+            number: Shelf(self.logs[number].segments, self.logs[number].config.index_interval_bytes)
+            for number in np.unique(places >> OFFSET_BITS).tolist()
+        }
+
+    async def bodies(self, places: Places) -> Bodies:
+        """The records at these places, in this order, of sources that are still there."""
+        opening = Opening()
+        if len(places):
+            shelves = self.shelves(places)
+            self.readers += 1
+            try:
+                fetched = await self.env.worker.run(lambda: fetch(shelves, places))
+            finally:
+                self.readers -= 1
+            for one in fetched:
+                opening.open(one)
+                await trio.lowlevel.checkpoint()
+        return opening.finish()
+
+    @property
+    def byte_count(self) -> int:
+        return sum(log.byte_count for log in self.logs.values()) + int(self.journal.byte_count)
+
+    def bucket_streams(self) -> list[Stream]:
+        """Streams of buckets, also those that nobody needs any more."""
+        return [
+            stream
+            for stream in self.directory.streams.values()
+            if stream.spec.kind == "internal" and stream.spec.name.startswith(BUCKET_NAME)
+        ]
+
+    def used_streams(self) -> set[UUID]:
+        return {source.stream for source in self.ledger.sources.values()}
+
+
+def by_source(rows: Rows) -> Rows:
+    """By (source, due, number), as a run file wants them."""
+    rows = by_due(rows)
+    return rows[np.argsort(rows["place"] >> OFFSET_BITS, kind="stable")]

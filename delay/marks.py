@@ -1,0 +1,100 @@
+"""Where a parked record is, and what was decided about it, in a few bytes each. Machine; pure.
+
+A *place* is one number: which log (a source: the intake or a bucket's partition), and the offset there.
+
+     63        44                 0
+     | source  | offset           |
+
+Marks keep one byte for each offset of one source about which something was decided, in blocks that are made when
+needed: nothing for what is pending, and nothing for gaps. Neighbours: ledger.py keeps one Marks for each source.
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+import lz4.block
+import numpy as np
+import numpy.typing as npt
+
+Places = npt.NDArray[np.int64]
+States = npt.NDArray[np.uint8]
+
+OFFSET_BITS = 44
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+# The intake has the highest number, so that of one instant what was parked earlier comes first.
+INTAKE = (1 << 19) - 1
+_BLOCK_BITS = 14
+_BLOCK_SIZE = 1 << _BLOCK_BITS
+
+
+class State(IntEnum):
+    PENDING = 0
+    FIRED = 1
+    CANCELLED = 2
+    # Its record stands elsewhere now: sorted into a bucket, or rescheduled.
+    MOVED = 3
+
+
+def place_of(source: int, offset: int) -> int:
+    return source << OFFSET_BITS | offset
+
+
+def source_of(place: int) -> int:
+    return place >> OFFSET_BITS
+
+
+def offset_of(place: int) -> int:
+    return place & OFFSET_MASK
+
+
+class Marks:
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, States] = {}
+
+    def set(self, offsets: Places, states: int | States) -> None:
+        if not len(offsets):
+            return
+        blocks = offsets >> _BLOCK_BITS
+        low, high = int(blocks.min()), int(blocks.max())
+        # Neighbours are the usual case, and to look at each block is then cheaper than to sort.
+        for number in range(low, high + 1) if high - low < 64 else np.unique(blocks).tolist():
+            block = self._blocks.get(number)
+            if block is None and number not in (low, high) and not bool((blocks == number).any()):
+                continue
+            if block is None:
+                block = self._blocks[number] = np.zeros(_BLOCK_SIZE, dtype=np.uint8)
+            within = blocks == number
+            block[offsets[within] & (_BLOCK_SIZE - 1)] = states if isinstance(states, int) else states[within]
+
+    def get(self, offsets: Places) -> States:
+        found = np.zeros(len(offsets), dtype=np.uint8)
+        if not self._blocks or not len(offsets):
+            return found
+        blocks = offsets >> _BLOCK_BITS
+        low, high = int(blocks.min()), int(blocks.max())
+        for number, block in self._blocks.items():
+            if low <= number <= high:
+                within = blocks == number
+                found[within] = block[offsets[within] & (_BLOCK_SIZE - 1)]
+        return found
+
+    def at(self, offset: int) -> State:
+        block = self._blocks.get(offset >> _BLOCK_BITS)
+        return State.PENDING if block is None else State(int(block[offset & (_BLOCK_SIZE - 1)]))
+
+    def forget_below(self, offset: int) -> None:
+        """Offsets below are gone; whole blocks of them need no memory."""
+        for number in [one for one in self._blocks if (one + 1) << _BLOCK_BITS <= offset]:
+            del self._blocks[number]
+
+    def encode(self) -> list[tuple[int, bytes]]:
+        return [(number, lz4.block.compress(block.tobytes())) for number, block in self._blocks.items()]
+
+    @classmethod
+    def decode(cls, blocks: Iterable[tuple[int, bytes]]) -> "Marks":
+        marks = cls()
+        for number, packed in blocks:
+            marks._blocks[number] = np.frombuffer(lz4.block.decompress(packed), dtype=np.uint8).copy()
+        return marks

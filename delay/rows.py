@@ -1,0 +1,111 @@
+"""Rows about parked records: when, where, under which id, for which target. Values and their columns; pure.
+
+36 bytes stand for a record, wherever it is. The *number* of a record is the offset that it got in the intake when it
+was first parked: it stays through sorting and rescheduling, and is its id where the client gave none.
+Neighbours: waiting.py keeps rows of the intake in memory, run_file.py those of the buckets on the disk.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from headrace.core_log.record import Headers, RecordBatch
+from headrace.delay.marks import INTAKE, OFFSET_BITS
+from headrace.delay.parked import made_id
+
+# The first header of a record to which the client gave an id; its name is one that no client can send.
+ID_HEADER = b"\x00id"
+_MADE = re.compile(rb"hd-([0-9a-f]{16})")
+# An odd factor spreads the numbers over all 64-bit hashes, no two on one.
+_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+ROW = np.dtype([("due", "<i8"), ("place", "<i8"), ("number", "<i8"), ("id", "<u8"), ("target", "<u4")])
+ROW_SIZE = 36
+assert ROW.itemsize == ROW_SIZE
+
+Rows = npt.NDArray[np.void]
+
+
+def no_rows() -> Rows:
+    return np.zeros(0, dtype=ROW)
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    return np.concatenate(parts) if parts else no_rows()
+
+
+def by_due(rows: Rows) -> Rows:
+    """In the order in which they fire: of one instant, those parked first come first."""
+    return rows[np.lexsort((rows["number"], rows["due"]))]
+
+
+def target_hash(target: bytes) -> int:
+    return int(xxhash.xxh32_intdigest(target))
+
+
+def target_tag(target: bytes) -> str:
+    """A record's target is its first tag, so a batch spells it once."""
+    return target.decode("latin-1")
+
+
+def target_of(tags: tuple[str, ...]) -> bytes:
+    """The empty set is the first of every batch's dictionary, and no parked record has it."""
+    return tags[0].encode("latin-1") if tags else b""
+
+
+def id_hashes(id: bytes) -> list[int]:
+    """Under which hashes a record with this id may stand."""
+    made = _MADE.fullmatch(id)
+    given = int(xxhash.xxh3_64_intdigest(id))
+    return [given] if made is None else [int(_made_hashes(np.array([int(made[1], 16)], dtype=np.uint64))[0]), given]
+
+
+def _made_hashes(numbers: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return numbers.astype(np.uint64) * _SPREAD
+
+
+def id_of(number: int, headers: Headers) -> bytes:
+    return headers[0][1] if headers and headers[0][0] == ID_HEADER else made_id(number)
+
+
+def own_headers(headers: Headers) -> Headers:
+    """Without ours."""
+    return headers[1:] if headers and headers[0][0] == ID_HEADER else headers
+
+
+def rows_of(batch: RecordBatch, first: int, last: int, source: int = INTAKE) -> Rows:
+    """Records first..last-1 of a batch as rows."""
+    rows = np.empty(last - first, dtype=ROW)
+    offsets = np.arange(batch.base_offset + first, batch.base_offset + last, dtype=np.int64)
+    rows["due"] = batch.expiries.expand()[first:last]
+    rows["place"] = offsets | (source << OFFSET_BITS)
+    origins = batch.origins
+    if len(origins.values) > 1 or origins.values[0]:
+        found = origins.expand()[first:last]
+        rows["number"] = np.where(found == 0, offsets, found - 1)
+    else:
+        rows["number"] = offsets
+    ids = _made_hashes(rows["number"])
+    if batch.headers is not None:
+        digest = xxhash.xxh3_64_intdigest
+        for index, headers in enumerate(batch.headers[first:last]):
+            if headers and headers[0][0] == ID_HEADER:
+                ids[index] = digest(headers[0][1])
+    rows["id"] = ids
+    hashes = np.array([target_hash(target_of(one)) for one in batch.tag_sets], dtype=np.uint32)
+    rows["target"] = hashes[batch.tags.expand()[first:last]]
+    return rows
+
+
+def count_targets(batch: RecordBatch, first: int, wanted: npt.NDArray[np.bool_]) -> Counter[bytes]:
+    """Of the records from `first` on that are wanted, how many have which target."""
+    places = batch.tags.expand()[first : first + len(wanted)][wanted]
+    counts: Counter[bytes] = Counter()
+    for place, count in enumerate(np.bincount(places).tolist()):
+        if count:
+            counts[target_of(batch.tag_sets[place])] += count
+    return counts

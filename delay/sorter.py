@@ -1,0 +1,369 @@
+"""From the intake into buckets, a block at a time; and what becomes of buckets that are empty. Driver.
+
+One pass: the rows of a block that are due from the edge of ring 0 on; their bodies, read once; by bucket and due time;
+appended to the buckets; their rows to a run file; and when all that is durable, one decision by which they stand there
+and no longer in the intake. A pass that came to nothing leaves records in buckets that no decision names: nobody sees
+them. Work is cut into steps of a few milliseconds. A body is written twice in all: intake and bucket.
+Neighbours: engine.py has what is shared, buckets.py the rings, run_file.py the rows on the disk.
+"""
+
+from dataclasses import dataclass
+from operator import attrgetter
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from headrace.core_log.errors import DiskFull
+from headrace.core_log.log import PartitionLog
+from headrace.delay.bodies import Bodies, Integers, pick
+from headrace.delay.buckets import name_of, spans_of, starts_of
+from headrace.delay.decisions import Dropped, Merged, Moved, Opened, Sorted, Trimmed, pack
+from headrace.delay.engine import BUCKET_CONFIG, BUCKET_NAME, Engine, by_source
+from headrace.delay.ledger import Source
+from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, State
+from headrace.delay.rows import Rows, joined, target_of
+from headrace.delay.run_file import RunFile
+from headrace.delay.waiting import BLOCK_COUNT_MAX, Block
+
+LOOK_S = 0.2
+FULL_DISK_PAUSE_S = 1.0
+# So many records are appended at a time.
+APPEND_COUNT_MAX = 512
+# Run files are merged when there are so many of about one size, up to so many rows.
+MERGE_FILES = 8
+MERGE_ROWS_MAX = 8 * BLOCK_COUNT_MAX
+# Rows read at a time for the ring.
+_WINDOW_ROWS = 4096
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    block: Block
+    edge_us: int
+    # What moves: rows as they stand in the intake, and as they will in the buckets; for each, which of the targets.
+    old: Rows
+    new: Rows
+    targets: Integers
+    names: list[bytes]
+    # Source, first offset and count of what was appended.
+    moved: list[tuple[int, int, int]]
+
+
+class Sorter:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # Buckets that a pass is writing to, and nobody may drop.
+        self._in_use: set[int] = set()
+        # A bucket's stream is there and its sources are not yet.
+        self._creating = False
+
+    async def run(self) -> None:
+        """Sort whenever there is enough, until cancelled."""
+        while True:
+            block = self._due_block()
+            if block is None:
+                await self._engine.env.clock.sleep(LOOK_S)
+                continue
+            try:
+                await self.sort(block)
+                await self._merge()
+            except DiskFull:
+                await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
+
+    def _due_block(self) -> Block | None:
+        """The oldest block that is not sorted, if enough waits or it has waited long enough."""
+        engine, config = self._engine, self._engine.config
+        block = engine.waiting.first_unsorted()
+        if block is None:
+            return None
+        is_old = engine.env.clock.monotonic() - block.since >= config.sort_interval_s
+        return block if is_old or engine.waiting.unsorted_bytes >= config.sort_bytes else None
+
+    # -- one pass -----------------------------------------------------------------------------------------------
+
+    async def sort(self, block: Block) -> None:
+        """Move what a block holds and is not due soon. DiskFull: nothing has moved."""
+        engine = self._engine
+        block.is_sorted = True
+        edge_us = engine.edge_us
+        rows = block.rows
+        pending = engine.ledger.states(rows["place"]) == State.PENDING
+        old = rows[pending & (rows["due"] >= edge_us)]
+        if not len(old):
+            return block.keep(rows[pending])
+        try:
+            one = _Pass(block, edge_us, old, old.copy(), np.zeros(0, dtype=np.int64), [], [])
+            await self._write(one)
+            async with engine.layout:
+                await self._finish(one)
+        except DiskFull:
+            block.is_sorted = False
+            raise
+        finally:
+            self._in_use.clear()
+
+    async def _write(self, one: _Pass) -> None:
+        """Append everything to its bucket, by due time."""
+        engine, worker = self._engine, self._engine.env.worker
+        bodies = await engine.bodies(one.old["place"])
+        known: dict[bytes, int] = {}
+        of_sets = np.array([known.setdefault(target_of(tags), len(known)) for tags in bodies.tag_sets])
+        one.names = list(known)
+        chosen = await self._choose(one.old)
+        order = await worker.run(lambda: np.lexsort((one.old["number"], one.old["due"], chosen)))
+        one.old, one.new, one.targets = one.old[order], one.new[order], of_sets[bodies.tags[order]]
+        numbers, firsts = np.unique(chosen[order], return_index=True)
+        ends = [*firsts[1:].tolist(), len(order)]
+        logs: list[PartitionLog] = []
+        for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
+            log = engine.logs[number]
+            start = int(log.end)
+            for low in range(first, end, APPEND_COUNT_MAX):
+                _append(log, bodies.take(order[low : min(low + APPEND_COUNT_MAX, end)]))
+                await trio.lowlevel.checkpoint()
+            one.new["place"][first:end] = np.arange(start, start + end - first) | (number << OFFSET_BITS)
+            one.moved.append((number, start, end - first))
+            logs.append(log)
+        await engine.durable(*((log, int(log.end)) for log in logs))
+
+    async def _choose(self, rows: Rows) -> Integers:
+        """The source that each row goes to; buckets are made where there is none."""
+        engine = self._engine
+        now_us, config = engine.env.clock.wall_us(), engine.config
+
+        def find() -> tuple[Integers, Integers]:
+            spans = spans_of(rows["due"], now_us, config)
+            kinds = np.stack((starts_of(rows["due"], spans), spans), axis=1)
+            found, inverse = np.unique(kinds, axis=0, return_inverse=True)
+            return found, inverse.reshape(-1)
+
+        kinds, which = await engine.env.worker.run(find)
+        sources = [await self._bucket(start_us, span_us) for start_us, span_us in kinds.tolist()]
+        chosen: Integers = np.array(sources, dtype=np.int64)[which, rows["target"] % config.shard_count]
+        return chosen
+
+    async def _bucket(self, start_us: int, span_us: int) -> list[int]:
+        """The sources of a bucket, one for each shard."""
+        engine = self._engine
+        shards = engine.config.shard_count
+        streams: dict[UUID, list[Source]] = {}
+        for one in engine.ledger.sources.values():
+            if one.start_us == start_us and one.span_us == span_us and one.number != INTAKE:
+                streams.setdefault(one.stream, []).append(one)
+        # With another number of shards than now it takes no more.
+        fitting = next((found for found in streams.values() if len(found) == shards), None)
+        if fitting is not None:
+            sources = [one.number for one in sorted(fitting, key=attrgetter("partition"))]
+            self._in_use.update(sources)
+            return sources
+        name = f"{BUCKET_NAME}.{name_of(span_us)}.{start_us // 1_000_000}"
+        self._creating = True
+        try:
+            stream = await engine.directory.create_stream(
+                name, kind="internal", partition_count=shards, config=BUCKET_CONFIG
+            )
+        finally:
+            self._creating = False
+        first = engine.ledger.next_source
+        sources = list(range(first, first + shards))
+        self._in_use.update(sources)
+        engine.logs.update(zip(sources, stream.partitions, strict=True))
+        stream_id = stream.spec.id.bytes
+        engine.decide(*(Opened(source, stream_id, shard, start_us, span_us) for shard, source in enumerate(sources)))
+        return sources
+
+    async def _finish(self, one: _Pass) -> None:
+        """Everything is durable in the buckets: from one decision on it stands there, and not in the intake."""
+        engine, ledger = self._engine, self._engine.ledger
+        number = ledger.next_run
+        run = await engine.env.worker.run(lambda: engine.write_run(number, one.new))
+        states = ledger.states(one.old["place"])
+        moves = states == State.PENDING
+        decided = pack(one.new["place"][~moves])
+        engine.decide(
+            Sorted(
+                one.block.first,
+                one.block.end,
+                one.edge_us,
+                number,
+                _moved(one, moves),
+                decided,
+                states[~moves].tobytes(),
+            )
+        )
+        ledger.intake.marks.set(one.old["place"][moves] & OFFSET_MASK, int(State.MOVED))
+        rows = one.block.rows
+        one.block.keep(rows[ledger.states(rows["place"]) == State.PENDING])
+        engine.runs[number] = run
+        # The edge may have moved since the pass began.
+        soon = one.new[one.new["due"] < engine.edge_us]
+        if len(soon):
+            engine.bring_near(soon)
+        await engine.decided()
+
+    # -- the window that is in memory ---------------------------------------------------------------------------
+
+    async def advance(self) -> None:
+        """Move the edge of the ring to the horizon, when it has come near."""
+        engine = self._engine
+        now_us, horizon_us = engine.env.clock.wall_us(), engine.config.horizon_s * 1_000_000
+        if engine.edge_us - now_us >= horizon_us * 3 // 4:
+            return
+        async with engine.layout:
+            edge_us = now_us + horizon_us
+            found = [
+                await engine.env.worker.run(lambda one=run: self._window(one, edge_us))  # type: ignore[misc]
+                for run in list(engine.runs.values())
+            ]
+            before, engine.edge_us = engine.edge_us, edge_us
+            for rows in (*found, *engine.waiting.between(before, edge_us)):
+                if len(rows):
+                    engine.bring_near(rows)
+
+    def _window(self, run: RunFile, edge_us: int) -> Rows:
+        """Rows of a run file between the edge as it is and as it will be. Blocks."""
+        engine = self._engine
+        parts: list[Rows] = []
+        for number, (_first, end, _hash) in run.slices.items():
+            source = engine.ledger.sources.get(number)
+            if source is None or source.start_us >= edge_us or source.end_us <= engine.edge_us:
+                continue
+            at = run.first_from(number, engine.edge_us)
+            while at < end:
+                rows = run.rows(at, min(_WINDOW_ROWS, end - at))
+                within = rows[rows["due"] < edge_us]
+                parts.append(within)
+                at += len(rows)
+                if len(within) < len(rows):
+                    break
+        return joined(parts)
+
+    # -- letting go ---------------------------------------------------------------------------------------------
+
+    async def tidy(self) -> None:
+        """Let go of what nobody needs: rows, intake, buckets, run files."""
+        engine = self._engine
+        for block in engine.waiting:
+            if block.is_sorted and block.count:
+                pending = engine.ledger.states(block.rows["place"]) == State.PENDING
+                if not pending.all():
+                    block.keep(block.rows[pending])
+        engine.waiting.forget_empty()
+        if engine.readers == 0 and not engine.layout.locked():
+            async with engine.layout:
+                await self._trim()
+                await self._drop()
+
+    async def _trim(self) -> None:
+        engine = self._engine
+        floor = engine.waiting.floor(engine.absorbed)
+        for move in engine.ledger.moves.values():
+            mine = move.places[move.places >> OFFSET_BITS == INTAKE]
+            if len(mine):
+                floor = min(floor, int(mine.min()) & OFFSET_MASK)
+        if floor <= engine.ledger.floor:
+            return
+        engine.decide(Trimmed(floor))
+        await engine.decided()
+        if engine.readers == 0:
+            engine.intake.delete_before(floor)
+            engine.committer.urgent(engine.intake)
+
+    async def _drop(self) -> None:
+        """Buckets in which nothing is left, and run files that speak of no others."""
+        engine, ledger = self._engine, self._engine.ledger
+        idle = [one for one in ledger.idle_sources() if one.number not in self._in_use]
+        whole = [one for one in idle if self._is_idle(one, idle)]
+        if not whole:
+            return
+        gone = {one.number for one in whole}
+        runs = [run for run in engine.runs.values() if not run.slices.keys() & (ledger.sources.keys() - gone)]
+        engine.decide(Dropped(sorted(gone)), Merged([run.number for run in runs], 0))
+        await engine.decided()
+        for run in runs:
+            del engine.runs[run.number]
+            await engine.env.worker.run(lambda number=run.number: engine.drop_run(number))  # type: ignore[misc]
+        for number in gone:
+            del engine.logs[number]
+
+    def _is_idle(self, source: Source, idle: list[Source]) -> bool:
+        """All shards of its bucket are."""
+        shards = [one for one in self._engine.ledger.sources.values() if one.stream == source.stream]
+        return all(one in idle for one in shards)
+
+    async def delete_unused(self) -> None:
+        """Streams of buckets that no source stands for: dropped, or left by a pass that came to nothing."""
+        engine, clock = self._engine, self._engine.env.clock
+        if self._creating or engine.readers:
+            return
+        used = engine.used_streams()
+        for stream in engine.bucket_streams():
+            if stream.spec.id in used:
+                continue
+            for log in stream.partitions:
+                # Its files are of use elsewhere, or go at once: in the trash they would stay for a day.
+                log.delete_before(int(log.high_watermark))
+                engine.committer.urgent(log)
+            await clock.sleep(LOOK_S)
+            for log in stream.partitions:
+                log.recycle(clock.wall_us() // 1000)
+            await engine.directory.delete_stream(stream)
+
+    async def _merge(self) -> None:
+        """Make one run file of several small ones, so that to look for an id takes few reads."""
+        engine, ledger = self._engine, self._engine.ledger
+        sizes: dict[int, list[RunFile]] = {}
+        for run in engine.runs.values():
+            sizes.setdefault(run.count.bit_length() // 3, []).append(run)
+        few = min((runs for runs in sizes.values() if len(runs) >= MERGE_FILES), key=_rows_in, default=None)
+        if few is None or _rows_in(few) > MERGE_ROWS_MAX:
+            return
+        async with engine.layout:
+            number = ledger.next_run
+            kept = set(ledger.sources)
+
+            def merge() -> RunFile | None:
+                rows = joined([run.all_rows([one for one in run.slices if one in kept]) for run in few])
+                return engine.write_run(number, by_source(rows)) if len(rows) else None
+
+            merged = await engine.env.worker.run(merge)
+            engine.decide(Merged([run.number for run in few], 0 if merged is None else number))
+            for run in few:
+                del engine.runs[run.number]
+            if merged is not None:
+                engine.runs[number] = merged
+            await engine.decided()
+            for run in few:
+                await engine.env.worker.run(lambda one=run.number: engine.drop_run(one))  # type: ignore[misc]
+
+
+def _rows_in(runs: list[RunFile]) -> int:
+    return sum(run.count for run in runs)
+
+
+def _moved(one: _Pass, moves: npt.NDArray[np.bool_]) -> list[Moved]:
+    """What each source got, and how many of each target count there."""
+    moved = []
+    at = 0
+    for source, first, count in one.moved:
+        targets = one.targets[at : at + count][moves[at : at + count]]
+        counts = {one.names[place]: number for place, number in enumerate(np.bincount(targets).tolist()) if number}
+        moved.append(Moved(source, first, count, counts))
+        at += count
+    return moved
+
+
+def _append(log: PartitionLog, bodies: Bodies) -> None:
+    log.append_columns(
+        bodies.keys,
+        bodies.properties,
+        bodies.values,
+        timestamps=bodies.timestamps.tolist(),
+        expiries=bodies.dues.tolist(),
+        attributes=bodies.attributes.tolist(),
+        origins=(bodies.numbers + 1).tolist(),
+        tags=pick(bodies.tag_sets, bodies.tags.tolist()),
+        headers=bodies.headers if any(bodies.headers) else None,
+    )

@@ -1,0 +1,107 @@
+"""What the intake holds and no bucket does: rows in memory until they are sorted or fired. Machine; pure.
+
+Rows stand in blocks in the order of the intake. A pass of the sorter takes one block; what it keeps (due before the
+edge) stays in it until it is decided. Memory is 36 bytes for a row that waits for the sorter, and nothing once it has
+moved. Invariant: blocks and the rows in them are in the order of offsets; sorted blocks come before the others.
+Neighbours: rows.py has the rows, delays.py adds them at each commit.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from headrace.delay.marks import OFFSET_MASK
+from headrace.delay.rows import ROW, Rows, joined, no_rows
+
+# A pass holds the bodies of one block in memory.
+BLOCK_COUNT_MAX = 65_536
+_CAPACITY_MIN = 256
+
+
+class Block:
+    __slots__ = ("_rows", "byte_count", "count", "end", "first", "is_sorted", "since")
+
+    def __init__(self, first: int, since: float) -> None:
+        # Intake offsets that this block speaks for.
+        self.first = first
+        self.end = first
+        # When its first row came.
+        self.since = since
+        self.is_sorted = False
+        self.byte_count = 0
+        self.count = 0
+        # With room for more.
+        self._rows = no_rows()
+
+    def add(self, rows: Rows, byte_count: int) -> None:
+        count = self.count + len(rows)
+        if count > len(self._rows):
+            room = np.empty(max(count, 2 * len(self._rows), _CAPACITY_MIN), dtype=ROW)
+            room[: self.count] = self._rows[: self.count]
+            self._rows = room
+        self._rows[self.count : count] = rows
+        self.count = count
+        self.byte_count += byte_count
+        self.end = (int(rows["place"][-1]) & OFFSET_MASK) + 1
+
+    @property
+    def rows(self) -> Rows:
+        """Not to be changed."""
+        return self._rows[: self.count]
+
+    def keep(self, rows: Rows) -> None:
+        """Only these are left."""
+        self._rows = rows
+        self.count = len(rows)
+
+
+class Waiting:
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self._blocks)
+
+    def add(self, rows: Rows, byte_count: int, now: float) -> None:
+        """Rows behind all that are here, by offset; no more than a block holds."""
+        last = self._blocks[-1] if self._blocks else None
+        if last is None or last.is_sorted or last.count + len(rows) > BLOCK_COUNT_MAX:
+            last = Block(int(rows["place"][0]) & OFFSET_MASK, now)
+            self._blocks.append(last)
+        last.add(rows, byte_count)
+
+    @property
+    def unsorted_bytes(self) -> int:
+        return sum(block.byte_count for block in self._blocks if not block.is_sorted)
+
+    def first_unsorted(self) -> Block | None:
+        return next((block for block in self._blocks if not block.is_sorted), None)
+
+    def forget_empty(self) -> None:
+        self._blocks = [block for block in self._blocks if block.count or not block.is_sorted]
+
+    def floor(self, end: int) -> int:
+        """The lowest intake offset of a row; `end` when there is none."""
+        for block in self._blocks:
+            if block.count:
+                return min(int(block.rows["place"][0]) & OFFSET_MASK, end)
+            if not block.is_sorted:
+                return min(block.first, end)
+        return end
+
+    def between(self, low_us: int, high_us: int) -> list[Rows]:
+        """Rows due from `low_us` on and before `high_us`."""
+        found = []
+        for block in self._blocks:
+            dues = block.rows["due"]
+            within = (dues >= low_us) & (dues < high_us)
+            if within.any():
+                found.append(block.rows[within])
+        return found
+
+    def find(self, hashes: list[int]) -> Rows:
+        """Rows under one of these hashes of an id."""
+        wanted = np.array(hashes, dtype=np.uint64)
+        return joined([block.rows[np.isin(block.rows["id"], wanted)] for block in self._blocks])
