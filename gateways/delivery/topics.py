@@ -14,7 +14,7 @@ Neighbours: consumer_groups.py reads by stream ids, the HTTP door speaks of name
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,6 +61,12 @@ class TopicName:
     kind: TopicKind | None
     name: str
 
+    @property
+    def text(self) -> str:
+        """The name in one piece; with a kind it leads to the same whatever else there is."""
+        named = self.name if self.kind in (None, TopicKind.TOPIC) else f"{self.kind}:{self.name}"
+        return named if self.vhost == DEFAULT_VHOST and _VHOST_MARK not in named else f"{self.vhost}|{named}"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -74,8 +80,7 @@ class Place:
     @property
     def public_name(self) -> str:
         """A name that leads here whatever else there is."""
-        named = self.name if self.kind is TopicKind.TOPIC else f"{self.kind}:{self.name}"
-        return named if self.vhost == DEFAULT_VHOST and _VHOST_MARK not in named else f"{self.vhost}|{named}"
+        return TopicName(self.vhost, self.kind, self.name).text
 
 
 def parse_name(text: str) -> TopicName:
@@ -195,6 +200,41 @@ class Topics:
             case TopicKind.QUEUE:
                 queue = host.queues.get(name)
                 return None if queue is None else queue.stream_id
+
+    def exists(self, name: TopicName) -> bool:
+        host = self._broker.vhosts.get(name.vhost)
+        kinds = TopicKind if name.kind is None else (name.kind,)
+        return host is not None and any(self._stream_of(host, kind, name.name) is not None for kind in kinds)
+
+    def names(self, kinds: Iterable[TopicKind], vhosts: Iterable[str] | None = None) -> list[TopicName]:
+        """Every name of these kinds, in these vhosts or in all."""
+        found: list[TopicName] = []
+        for vhost in self._broker.vhosts if vhosts is None else vhosts:
+            host = self._broker.vhosts.get(vhost)
+            if host is not None:
+                found += [TopicName(vhost, kind, name) for kind in kinds for name in self._names_in(host, kind)]
+        return found
+
+    def _names_in(self, host: VirtualHost, kind: TopicKind) -> Iterable[str]:
+        match kind:
+            case TopicKind.TOPIC:
+                topics = self._broker.metadata.snapshot.topics
+                return [name for vhost, name in topics if vhost == host.name]
+            case TopicKind.EXCHANGE:
+                return [one.name for one in host.router.exchanges() if one.name != DEFAULT_EXCHANGE]
+            case TopicKind.QUEUE:
+                return list(host.queues)
+
+    def config_of(self, place: Place) -> LogConfig:
+        """How a stream is kept, or will be once something is written to it."""
+        host = self._broker.vhosts[place.vhost]
+        match place.kind:
+            case TopicKind.TOPIC:
+                return self._config_of(self.topic(place))
+            case TopicKind.EXCHANGE:
+                return host.exchange_config(place.name)
+            case TopicKind.QUEUE:
+                return self._broker.own_config(host.queue(place.name))
 
     def is_there(self, place: Place) -> bool:
         """Whether the name still leads to the same stream."""

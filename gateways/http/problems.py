@@ -97,6 +97,11 @@ class Problem(Exception):
         self.headers = dict(headers or {})
         self.index = index
 
+    def at(self, index: int) -> "Problem":
+        """The same, about one message of a batch."""
+        self.index = index
+        return self
+
     def document(self) -> ProblemDocument:
         # Names from clients may hold octets that are no UTF-8; JSON must.
         detail = self.detail.encode("utf-8", "backslashreplace").decode()

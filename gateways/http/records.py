@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from headrace.core_log.record import PROTOCOL_MASK, Protocol, RecordBatch
+from headrace.core_log.record import PROTOCOL_MASK, RELOCATED, Protocol, RecordBatch
 from headrace.gateways.http.operations import Answer
 from headrace.gateways.http.words import Words
 
@@ -31,13 +31,13 @@ class Message(Answer, frozen=True, kw_only=True, omit_defaults=True):
     key_encoding: Encoding = "text"
     value: str
     encoding: Annotated[Encoding, Meta(description="base64 where the value is no UTF-8")] = "text"
-    headers: Annotated[dict[str, Any], Meta(description="headers of HTTP and AMQP, user properties of MQTT")] = field(
-        default_factory=dict
-    )
+    # Of HTTP and AMQP; of MQTT, the user properties.
+    headers: dict[str, Any] = field(default_factory=dict)
     tags: list[str] = field(default_factory=list)
     protocol: Annotated[str, Meta(description="amqp, mqtt or http: whose words the properties are")] = "http"
     properties: dict[str, Any] = field(default_factory=dict)
     expires_at: str | None = None
+    relocated: Annotated[bool, Meta(description="a copy of a record that lies, or lay, in another stream too")] = False
 
 
 def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base64: bool = False) -> Message:
@@ -50,11 +50,11 @@ def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base6
         plain = words.read(batch.keys[index], batch.properties[index], attributes)
         properties, headers = dict(plain.properties), dict(plain.headers)
     if batch.headers is not None:
-        for name, value in batch.headers[index]:
+        for name, text in batch.headers[index]:
             if name == CONTENT_TYPE and protocol is Protocol.NEUTRAL:
-                properties["content_type"] = _text(value)
+                properties["content_type"] = _text(text)
             else:
-                headers[_text(name)] = _text(value)
+                headers[_text(name)] = _text(text)
     key, key_encoding = written(batch.keys[index], base64=base64)
     value, encoding = written(batch.values[index], base64=base64)
     expiry_us = batch.expiries.at(index)
@@ -71,6 +71,7 @@ def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base6
         protocol=_PROTOCOLS[protocol],
         properties=properties,
         expires_at=time_text(expiry_us) if expiry_us else None,
+        relocated=attributes & RELOCATED != 0,
     )
 
 

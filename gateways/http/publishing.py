@@ -1,0 +1,423 @@
+"""Messages published over HTTP: one or a batch, answered when they are committed. Driver.
+
+To a created topic they are appended as they are, by key, with their headers beside them. To an exchange or a queue they
+are published as an AMQP client would publish them: routed, limited, with basic properties, so that AMQP's and MQTT's
+consumers get them like any other. A batch is checked as a whole before any of it is published.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import trio
+from msgspec import Meta, Raw, field
+
+from headrace.controller.errors import Invalid, NotFound
+from headrace.core_log.errors import Refused, SequenceRefused
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.record import PERSISTENT, Headers, Producer, Protocol
+from headrace.filtering.tags import Tags, collect
+from headrace.gateways.delivery.access import Operation as Right
+from headrace.gateways.delivery.alarms import Alarm
+from headrace.gateways.delivery.producers import producer
+from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
+from headrace.gateways.delivery.topics import Place, TopicKind, parse_name
+from headrace.gateways.delivery.vhost import Target, VirtualHost
+from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
+from headrace.gateways.http.problems import Code, Problem, problem_of
+from headrace.gateways.http.records import CONTENT_TYPE, Encoding, octets, value_octets
+from headrace.gateways.http.topics import PATH, TopicPath
+from headrace.gateways.http.visitor import Visitor
+
+if TYPE_CHECKING:
+    from headrace.gateways.http.server import HttpDoor
+
+BATCH_MAX = 10_000
+ROUTING_KEY_BYTES_MAX = 255
+_SEQUENCE_MAX = 2**63 - 2
+
+
+class NewMessage(Body, frozen=True, kw_only=True):
+    """`value` is a string, or with encoding `json` (and whenever it is no string) any JSON, stored as its text."""
+
+    key: Annotated[str, Meta(description="decides the partition; for exchanges the routing key")] = ""
+    key_encoding: Encoding = "text"
+    value: Annotated[Raw, Meta(description="nothing: an empty value")] = field(default_factory=lambda: Raw(b""))
+    encoding: Annotated[
+        Literal["text", "base64", "json"] | None, Meta(description="text for strings, json for all else, unless given")
+    ] = None
+    headers: Annotated[dict[str, Any], Meta(description="of a topic's records: texts")] = field(default_factory=dict)
+    content_type: Annotated[str, Meta(max_length=255)] | None = None
+    tags: list[str] = field(default_factory=list)
+    partition: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="of a created topic, whatever the key says")
+    ] = None
+    persistent: Annotated[bool, Meta(description="false: may be lost in a crash, and is answered at once")] = True
+    producer_id: Annotated[str | None, Meta(description="with `sequence`: sent again, it is not published again")] = (
+        None
+    )
+    producer_epoch: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+    sequence: Annotated[int, Meta(ge=0, le=_SEQUENCE_MAX)] | None = None
+
+
+class Published(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a message is. Without an offset: it was published before, or lies in no log that can be read."""
+
+    partition: int | None = None
+    offset: int | None = None
+    queues: Annotated[int | None, Meta(description="how many queues got it, of an exchange's or queue's")] = None
+    duplicate: Annotated[bool, Meta(description="it was published before under this sequence number")] = False
+
+
+class PublishedAll(Answer, frozen=True, kw_only=True):
+    results: Annotated[list[Published], Meta(description="one for each message, in their order")]
+
+
+class PublishQuery(Parameters, frozen=True, kw_only=True):
+    acks: Annotated[
+        Literal["0", "1", "all"], Meta(description="0: answered before the commit; else when they are committed")
+    ] = "all"
+
+
+Messages = NewMessage | Annotated[list[NewMessage], Meta(min_length=1, max_length=BATCH_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A message that was found lawful."""
+
+    index: int
+    key: bytes
+    value: bytes
+    tags: Tags
+    persistent: bool
+    producer: Producer | None
+    # Of a topic's record.
+    headers: Headers = ()
+    partition: int = 0
+    # Of an exchange's or queue's.
+    properties: bytes = b""
+    target: Target | None = None
+
+
+async def publish_messages(call: Call[TopicPath, PublishQuery, NewMessage | list[NewMessage]]) -> Reply:
+    door = call.door
+    place = _place(door, call.visitor, call.path.topic)
+    _check_alarms(door)
+    messages = [call.body] if isinstance(call.body, NewMessage) else call.body
+    batch = _Batch(door, call.visitor, place)
+    ready = batch.checked(messages)
+    # Without an await from here to the commit: rights, routes and partitions are those that were checked.
+    try:
+        refused = batch.publish(ready)
+        committed = batch.when_committed()
+    finally:
+        door.turn.soon()
+    if call.query.acks != "0":
+        await committed()
+    if refused is not None:
+        raise refused
+    return Reply(PublishedAll(results=batch.results))
+
+
+def _place(door: "HttpDoor", visitor: Visitor, name: str) -> Place:
+    asked = parse_name(name)
+    visitor.require_vhost(asked.vhost)
+    try:
+        place = door.topics.resolve(asked)
+    except NotFound:
+        visitor.require(Right.WRITE, asked.vhost, asked.name)
+        raise
+    # A queue is published to through the default exchange, as in AMQP.
+    visitor.require(Right.WRITE, place.vhost, DEFAULT_EXCHANGE if place.kind is TopicKind.QUEUE else place.name)
+    return place
+
+
+def _check_alarms(door: "HttpDoor") -> None:
+    """Over AMQP and MQTT publishers are kept waiting; here they are told to come back."""
+    active = door.alarms.active
+    if active:
+        code = Code.DISK_FULL if Alarm.DISK in active else Code.ALARM
+        raise Problem(code, f"publishers have to wait: {door.alarms.reason}", headers={"retry-after": "5"})
+
+
+class _Batch:
+    def __init__(self, door: "HttpDoor", visitor: Visitor, place: Place) -> None:
+        self._door = door
+        self._broker = door.broker
+        self._visitor = visitor
+        self._place = place
+        self._host: VirtualHost = door.broker.vhosts[place.vhost]
+        self._exchange = DEFAULT_EXCHANGE if place.kind is TopicKind.QUEUE else place.name
+        self._targets: dict[tuple[bytes, Tags], Target] = {}
+        # The partition of all records without a key: neighbours stay neighbours.
+        self._keyless: int | None = None
+        # Logs that must be committed, each up to where.
+        self._logs: dict[PartitionLog, int] = {}
+        self.results: list[Published] = []
+
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    def checked(self, messages: Sequence[NewMessage]) -> list[_Ready]:
+        if self._place.kind is not TopicKind.TOPIC:
+            found = self._host.router.exchange(self._exchange)
+            if found is not None and found.internal:
+                raise Problem(Code.FORBIDDEN, f"cannot publish to internal exchange '{self._exchange}'")
+        ready = []
+        for index, message in enumerate(messages):
+            try:
+                ready.append(self._checked(index, message))
+            except Problem as problem:
+                raise problem.at(index) from None
+            except SequenceRefused as error:
+                raise Problem(Code.INVALID, str(error), index=index) from None
+            except Refused as error:
+                code = Code.NOT_FOUND if isinstance(error, NotFound) else Code.INVALID
+                raise Problem(code, str(error), index=index) from None
+            except ValueError as error:
+                raise Problem(Code.INVALID, str(error), index=index) from None
+        return ready
+
+    def _checked(self, index: int, message: NewMessage) -> _Ready:
+        key = octets(message.key, message.key_encoding)
+        value = value_octets(message.value, message.encoding)
+        tags = collect(message.tags)
+        numbered = self._producer(message)
+        if self._place.kind is TopicKind.TOPIC:
+            return _Ready(
+                index,
+                key,
+                value,
+                tags,
+                message.persistent,
+                numbered,
+                headers=_neutral_headers(message),
+                partition=self._partition(message, key),
+            )
+        if message.partition is not None:
+            raise Invalid("partition can be given for created topics only")
+        content_type = message.content_type
+        if content_type is None and (
+            message.encoding == "json" or (message.encoding is None and not bytes(message.value).startswith(b'"'))
+        ):
+            content_type = "application/json" if bytes(message.value) else None
+        properties = self._door.words.write(
+            message.headers, content_type=content_type, tags=tags, persistent=message.persistent
+        )
+        target = self._target(key, properties, tags)
+        return _Ready(index, key, value, tags, message.persistent, numbered, properties=properties, target=target)
+
+    def _producer(self, message: NewMessage) -> Producer | None:
+        if message.producer_id is None and message.sequence is None:
+            return None
+        if message.producer_id is None or message.sequence is None:
+            raise Invalid("producer_id and sequence belong together")
+        return producer(
+            self._place.vhost, self._visitor.name, message.producer_id, message.producer_epoch, message.sequence
+        )
+
+    def _partition(self, message: NewMessage, key: bytes) -> int:
+        topics, place = self._door.topics, self._place
+        if message.partition is not None:
+            topics.log_at(place, message.partition)
+            return message.partition
+        if key:
+            return topics.partition_for(place, key)
+        if self._keyless is None:
+            self._keyless = topics.next_partition(place)
+        return self._keyless
+
+    def _target(self, key: bytes, properties: bytes, tags: Tags) -> Target:
+        if self._place.kind is TopicKind.QUEUE:
+            # The queue that was named, whatever the key; its routing key is its name.
+            key = self._place.name.encode("utf-8", "surrogateescape")
+        if len(key) > ROUTING_KEY_BYTES_MAX:
+            raise Invalid(f"a routing key of {len(key)} bytes is longer than {ROUTING_KEY_BYTES_MAX}")
+        known = self._targets.get((key, tags))
+        headers, copies = self._broker.fields_of(properties)
+        if known is not None and not known.route.reads_message and not copies:
+            return known
+        text = key.decode("utf-8", "surrogateescape")
+        for one in (text, *copies):
+            self._check_key(one)
+        target = self._host.target(self._exchange, key, [text, *copies], lambda: headers, None, tags)
+        self._targets[key, tags] = target
+        return target
+
+    def _check_key(self, key: str) -> None:
+        visitor, place = self._visitor, self._place
+        exchange = self._host.router.exchange(self._exchange)
+        if exchange is not None and exchange.kind == "topic":
+            allowed = visitor.access.may_use_key(visitor.name, place.vhost, self._exchange, Right.WRITE, key)
+            if not allowed:
+                raise Problem(Code.FORBIDDEN, f"write access with key '{key}' refused for user '{visitor.name}'")
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    def publish(self, ready: Sequence[_Ready]) -> Problem | None:
+        """All of them, or up to the one that was refused; then the problem."""
+        first = 0
+        while first < len(ready):
+            last = first + 1
+            while last < len(ready) and _alike(ready[first], ready[last]):
+                last += 1
+            run = ready[first:last]
+            try:
+                if self._place.kind is TopicKind.TOPIC:
+                    self._append(run)
+                else:
+                    self._route(run)
+            except Problem as problem:
+                return problem
+            except SequenceRefused as error:
+                return problem_of(error).at(run[0].index)
+            first = last
+        return None
+
+    def _append(self, run: Sequence[_Ready]) -> None:
+        """To a created topic."""
+        one = run[0]
+        log = self._door.topics.log_at(self._place, one.partition)
+        if log is None:
+            raise Problem(Code.STORAGE_FAILED, f"topic '{self._place.name}' has no files", index=one.index)
+        columns = [item.key for item in run], [b""] * len(run), [item.value for item in run]
+        headers = [item.headers for item in run] if any(item.headers for item in run) else None
+        attributes = int(Protocol.NEUTRAL) | (PERSISTENT if one.persistent else 0)
+        now_us = self._broker.env.clock.wall_us()
+        if one.producer is None:
+            appended = log.append(*columns, timestamp_us=now_us, attributes=attributes, tags=one.tags, headers=headers)
+            assert appended.run is not None
+            first = appended.run.batch.offset_at(appended.run.first)
+            self.results += [Published(partition=log.partition, offset=first + place) for place in range(len(run))]
+            reached = int(appended.next_offset)
+        else:
+            (written,) = log.append_once(
+                one.producer, *columns, timestamp_us=now_us, attributes=attributes, tags=one.tags, headers=headers
+            )
+            reached = int(written.next_offset)
+            self.results.append(
+                Published(partition=log.partition, duplicate=True)
+                if written.run is None
+                else Published(partition=log.partition, offset=written.run.batch.offset_at(written.run.first))
+            )
+        self._wrote(log, reached, one.persistent)
+
+    def _wrote(self, log: PartitionLog, reached: int, persistent: bool) -> None:
+        committer = self._broker.directory.committer
+        if persistent:
+            committer.urgent(log)
+            self._logs[log] = reached
+        else:
+            committer.lazy(log)
+
+    def _route(self, run: Sequence[_Ready]) -> None:
+        """To an exchange or queue, as an AMQP publish."""
+        one = run[0]
+        target = one.target
+        assert target is not None
+        if target.byte_limits:
+            full = [queue for queue in target.byte_limits if not queue.admits(1, len(one.value))]
+            if full:
+                left = tuple(queue for queue in target.queues if queue not in full)
+                if left:
+                    self._store(target.only(left), run)
+                for queue in full:
+                    self._broker.refuse(self._host, queue, target, one.properties, one.value)
+                raise Problem(Code.QUEUE_FULL, f"queue '{full[0].name}' is full", index=one.index)
+        reached = self._store(target, run)
+        log, count = target.log, len(target.queues)
+        if reached is None or log is None or log.stream_id != self._place.stream_id:
+            self.results += [Published(queues=count) for _ in run]
+        elif reached < 0:
+            self.results.append(Published(partition=log.partition, queues=count, duplicate=True))
+        else:
+            self.results += [
+                Published(partition=log.partition, offset=reached - len(run) + place, queues=count)
+                for place in range(len(run))
+            ]
+
+    def _store(self, target: Target, run: Sequence[_Ready]) -> int | None:
+        """The offset behind them; -1 for one that was published before; None for what is kept in no log."""
+        one = run[0]
+        properties, values = [item.properties for item in run], [item.value for item in run]
+        attributes = int(Protocol.AMQP) | (PERSISTENT if one.persistent else 0)
+        if one.producer is None:
+            reached = self._broker.publish(target, properties, values, attributes=attributes)
+            is_new = True
+        else:
+            before = 0 if target.log is None else target.log.end
+            reached = self._broker.publish_once(target, one.producer, properties, values, attributes=attributes)
+            is_new = target.log is None or target.log.end > before
+        if reached is None or target.log is None:
+            return None
+        if one.persistent:
+            self._logs[target.log] = reached
+        return reached if is_new else -1
+
+    def when_committed(self) -> "_Committed":
+        return _Committed(self._broker.directory.committer.urgent, self._logs)
+
+
+class _Committed:
+    """Waits for logs. The tickets are taken when it is made: they come in the order of appends."""
+
+    def __init__(self, urgent: Any, logs: dict[PartitionLog, int]) -> None:
+        self._waiting: list[trio.Event] = []
+        for log in logs:
+            done = trio.Event()
+            log.when_committed(log.end, done.set)
+            if not done.is_set():
+                urgent(log)
+                self._waiting.append(done)
+
+    async def __call__(self) -> None:
+        for done in self._waiting:
+            await done.wait()
+
+
+def _alike(one: _Ready, other: _Ready) -> bool:
+    """Whether two neighbours can be one append."""
+    if one.producer is not None or other.producer is not None or one.persistent is not other.persistent:
+        return False
+    if one.target is not None:
+        return other.target is one.target and not one.target.byte_limits
+    return (one.partition, one.tags) == (other.partition, other.tags)
+
+
+def _neutral_headers(message: NewMessage) -> Headers:
+    found: list[tuple[bytes, bytes]] = []
+    if message.content_type is not None:
+        found.append((CONTENT_TYPE, message.content_type.encode()))
+    for name, value in message.headers.items():
+        if not isinstance(value, str):
+            raise Invalid(f"the header '{name}' of a topic's record must be text")
+        if name.encode() == CONTENT_TYPE:
+            raise Invalid("the header 'content-type' cannot be given here: use the field content_type")
+        found.append((name.encode("utf-8", "surrogatepass"), value.encode("utf-8", "surrogatepass")))
+    return tuple(found)
+
+
+def operations() -> list[Operation]:
+    return [
+        Operation(
+            "POST",
+            f"{PATH}/{{topic}}/messages",
+            publish_messages,
+            "Publish one message, or an array of them",
+            "Answered when they are committed. Nothing is published of an array in which one is not lawful. If one is "
+            "refused later (`queue_full`, `sequence_refused`), those before `index` are published, and none behind it.",
+            parameters=TopicPath,
+            query=PublishQuery,
+            body=Messages,
+            answers={200: PublishedAll},
+            problems=(
+                Code.NOT_FOUND,
+                Code.SEQUENCE_REFUSED,
+                Code.QUEUE_FULL,
+                Code.ALARM,
+                Code.STORAGE_FAILED,
+                Code.DISK_FULL,
+            ),
+            large=True,
+        )
+    ]
