@@ -486,12 +486,12 @@ class PartitionLog:
         attributes: int = 0,
         expiry_us: int = 0,
         route_set: RouteSet = (),
-        origin: int = 0,
+        origin: int | Sequence[int] = 0,
         tags: tuple[str, ...] = (),
         headers: Sequence[Headers] | None = None,
         byte_count: int | None = None,
     ) -> Appended:
-        """Gather records that share everything but key, properties, value and headers. Nothing is written yet.
+        """Gather records that share all but key, properties, value, headers and perhaps origin. Nothing is written yet.
 
         Raises DiskFull (nothing was taken) when an earlier batch finds no room.
         """

@@ -221,12 +221,12 @@ class RecordBatch:
         attributes: int = 0,
         expiry_us: int = 0,
         route_set: RouteSet = (),
-        origin: int = 0,
+        origin: int | Sequence[int] = 0,
         tags: tuple[str, ...] = (),
         headers: Sequence[Headers] | None = None,
         byte_count: int | None = None,
     ) -> int:
-        """Append one run of records that share everything but key, properties, value and headers.
+        """Append one run of records that share everything but key, properties, value and headers, and perhaps origin.
 
         Returns the index of the first. `byte_count` may be given by a caller who knows it.
         """
@@ -239,7 +239,11 @@ class RecordBatch:
         self.timestamps.add(timestamp_us, count)
         self.expiries.add(expiry_us, count)
         self.attributes.add(attributes, count)
-        self.origins.add(origin, count)
+        if isinstance(origin, int):
+            self.origins.add(origin, count)
+        else:
+            assert len(origin) == count, "columns of one run are equally long"
+            self.origins.extend(origin)
         place = self.route_places.get(route_set)
         if place is None:
             place = self.route_places[route_set] = len(self.route_sets)

@@ -567,7 +567,7 @@ class Broker:
         attributes: int,
         expiry_us: int = 0,
         keys: Sequence[bytes] | None = None,
-        origin: int = 0,
+        origin: int | Sequence[int] = 0,
     ) -> int | None:
         """Append records that share target, attributes and expiry; the views hear of them at once.
 

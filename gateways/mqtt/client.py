@@ -658,28 +658,32 @@ class Client:
             self._count_unanswered(len(fresh.packet_ids))
             refused: list[int] = []
             assert self._place is not None
-            self._append(session, fresh, refused)
-            end = int(self._place.hub.log.end)
-            incoming.update(zip(fresh.packet_ids, range(end - len(fresh.packet_ids), end), strict=True))
+            self._place.hub.publish_once(
+                session,
+                fresh.packet_ids,
+                fresh.topics,
+                fresh.properties,
+                fresh.payloads,
+                retain=fresh.retain,
+                version=self.version,
+                refused=refused,
+            )
             if refused:
                 full = self._refuse_full(fresh, refused)
-                for packet_id in full:
-                    del incoming[packet_id]
                 packet_ids = [packet_id for packet_id in packet_ids if packet_id not in full]
                 self._unanswered -= len(full)
         assert self._place is not None
         hub = self._place.hub
-        # What came before may still be on its way to the disk: whoever asks again is answered when it is there.
-        reached = int(hub.log.end)
-        if session.outlives:
-            # The identifier is written before the message and counts only with it: after a crash both are there or none
-            # is (M1). Both are asked for now: when one of them is safe, the other log may have been asked by others for
-            # what came later.
-            safe = _when_called_twice(lambda: self._tell(PacketType.PUBREC, packet_ids))
-            hub.log.when_committed(reached, safe)
-            hub.keep(session, safe, first=True)
+
+        def answer() -> None:
+            # What came before may still be on its way to the disk: whoever asks again is answered when it is there.
+            self._answer(packet_ids, PacketType.PUBREC, int(hub.log.end))
+
+        if session.outlives and not session.is_kept:
+            # The log has the identifiers, but nobody would know whose.
+            hub.keep(session, answer)
         else:
-            self._answer(packet_ids, PacketType.PUBREC, reached)
+            answer()
 
     def _answer(self, packet_ids: Sequence[int], kind: PacketType, reached: int | None) -> None:
         """Once the log is committed up to there, and not before."""
@@ -931,18 +935,6 @@ def _unexplained(packet: Packet) -> Packet:
             return replace(packet, properties=replace(packet.properties, reason_string=None, user_properties=()))
         case _:
             return packet
-
-
-def _when_called_twice(done: Callable[[], None]) -> Callable[[], None]:
-    calls = 0
-
-    def called() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            done()
-
-    return called
 
 
 def _only(run: PublishRun, known: Iterable[int]) -> PublishRun:

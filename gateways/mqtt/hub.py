@@ -8,12 +8,10 @@ Sessions that sleep cost nothing here: no publish looks at them, and nothing is 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import trio
-from xxhash import xxh3_64_intdigest
 
 from headrace.core_log.config import LogConfig
 from headrace.core_log.errors import DiskFull, HeadraceError, OffsetOutOfRange
@@ -40,10 +38,12 @@ from headrace.gateways.mqtt.interest import (
     Topics,
     identifiers_of,
 )
+from headrace.gateways.mqtt.origin import origin_of, publisher, with_ids
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import PublishScans, encode_blob, encode_subscription_identifiers
 from headrace.gateways.mqtt.quota import Quota
 from headrace.gateways.mqtt.reasons import Version
+from headrace.gateways.mqtt.received import find_unnoted, forget_unwritten
 from headrace.gateways.mqtt.retained import Retained, RetainedMessages
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Piece, Session
@@ -58,7 +58,8 @@ SYS = PREFIX.encode()
 STATE_PERIOD_S = 1.0
 GATHER_S = 0.05
 GATHERS_MAX = 40
-READ_BYTES = 512 * 1024
+# A start reads so many records again at most, and those of the last second.
+MARK_COUNT = 250_000
 COMPACTED = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
 
 
@@ -116,9 +117,15 @@ class Hub:
         self._wake = trio.Event()
         # Sessions with something that must be committed before it may go out.
         self._uncommitted: dict[Session, None] = {}
+        # Those whose state waits for room on the disk, and what they call then.
+        self._unwritten: list[tuple[Session, Callable[[], None]]] = []
         # Sessions whose state is to be written; True: its client waits for that.
         self._dirty: dict[Session, bool] = {}
         self._dirty_wake = trio.Event()
+        # While a QoS 2 publish is under way: where it began.
+        self._noted_to: int | None = None
+        # How far the last mark in `__sessions` says that states know what was received.
+        self._marked_to = 0
         # By client id: how far `__sessions` must be committed before a session that ended is gone for good.
         self._ending: dict[str, int] = {}
         # What happens to sleeping sessions when their time has come.
@@ -140,12 +147,13 @@ class Hub:
         qos: int,
         retain: bool,
         version: Version,
-        origin: int = 0,
+        origin: int | Sequence[int] = 0,
         refused: list[int] | None = None,
     ) -> int | None:
         """Append messages; returns the offset that a commit must pass before they may be acknowledged.
 
-        `refused` gets the places of those that a full queue did not take (reject-publish); everybody else has them.
+        `origin`: of all, or of each. `refused` gets the places of those that a full queue did not take
+        (reject-publish); everybody else has them.
         """
         vocabulary = Vocabulary.MQTT_5 if version is Version.V5 else Vocabulary.MQTT_3
         attributes = int(vocabulary) | qos << QOS_SHIFT | (RETAIN if retain else 0) | (PERSISTENT if qos else 0)
@@ -155,6 +163,7 @@ class Hub:
             if target.byte_limits:
                 for index in range(first, last):
                     full = [queue for queue in target.byte_limits if not queue.admits(1, len(payloads[index]))]
+                    one = origin if isinstance(origin, int) else origin[index]
                     reached = self.broker.publish(
                         _not_for(target, full) if full else target,
                         blobs[index : index + 1],
@@ -162,7 +171,8 @@ class Hub:
                         attributes=attributes,
                         expiry_us=expiry_us,
                         keys=keys[index : index + 1],
-                        origin=origin,
+                        # What is refused was not received: its identifier is free.
+                        origin=publisher(one) if full else one,
                     )
                     for queue in full:
                         restated = self.broker.restated(keys[index], blobs[index], attributes)
@@ -178,10 +188,36 @@ class Hub:
                 attributes=attributes,
                 expiry_us=expiry_us,
                 keys=keys if whole else keys[first:last],
-                origin=origin,
+                origin=origin if whole or isinstance(origin, int) else origin[first:last],
             )
         self.tally.published += len(keys)
         return reached
+
+    def publish_once(
+        self,
+        session: Session,
+        packet_ids: Sequence[int],
+        topics: Sequence[bytes],
+        blobs: Sequence[bytes],
+        payloads: Sequence[bytes],
+        *,
+        retain: bool,
+        version: Version,
+        refused: list[int],
+    ) -> None:
+        """The same with QoS 2, for identifiers that are free: they are taken with that, also after a crash."""
+        self._noted_to = int(self.log.end)
+        try:
+            origin = with_ids(session.origin, packet_ids) if session.outlives else session.origin
+            self.publish(topics, blobs, payloads, qos=2, retain=retain, version=version, origin=origin, refused=refused)
+            end = int(self.log.end)
+            session.incoming.update(zip(packet_ids, range(end - len(packet_ids), end), strict=True))
+            for place in refused:
+                del session.incoming[packet_ids[place]]
+        finally:
+            self._noted_to = None
+        if session.outlives:
+            self._changed(session, False)
 
     def _groups(
         self, keys: Sequence[bytes], blobs: Sequence[bytes], attributes: int
@@ -393,6 +429,8 @@ class Hub:
 
     def _advanced(self, log: PartitionLog) -> None:
         """The log is committed further."""
+        if log.end > self._marked_to + MARK_COUNT:
+            self._dirty_wake.set()
         waiting, self._uncommitted = self._uncommitted, {}
         for session in waiting:
             session.pump()
@@ -409,7 +447,7 @@ class Hub:
             expiry_us = batch.expiries.at(index)
             timestamp_us = batch.timestamps.at(index)
             if payload:
-                origin, offset = batch.origins.at(index), batch.offset_at(index)
+                origin, offset = publisher(batch.origins.at(index)), batch.offset_at(index)
                 self.retained.put(Retained(name, blob, payload, qos, expiry_us, timestamp_us, origin, offset))
             elif not self.retained.remove(name):
                 continue
@@ -421,7 +459,7 @@ class Hub:
                 timestamp_us=timestamp_us,
                 attributes=int(Vocabulary.MQTT_5) | qos << QOS_SHIFT | PERSISTENT,
                 expiry_us=expiry_us,
-                origin=batch.origins.at(index),
+                origin=publisher(batch.origins.at(index)),
             )
             # In the group of the message itself, or with the next one.
             committer = self.broker.directory.committer
@@ -536,13 +574,13 @@ class Hub:
             await self.broker.wait_committed(self.shared.sessions_log, end)
 
     def _new_session(self, client_id: str) -> Session:
-        origin = xxh3_64_intdigest(client_id.encode()) & 0x7FFF_FFFF_FFFF_FFFF
-        session = Session(client_id, now_us=self.broker.env.clock.wall_us, origin=origin, tally=self.tally)
+        clock = self.broker.env.clock
+        session = Session(client_id, now_us=clock.wall_us, origin=origin_of(client_id), tally=self.tally)
         session.position = self.log.end
         session.committed = lambda: int(self.log.high_watermark)
         session.changed = lambda at_once: self._changed(session, at_once)
         session.hungry = lambda: self._feed_soon(session)
-        session.write = lambda done: self.keep(session, done)
+        session.write = lambda done: self._write(session, done)
         config = self.shared.config
         if config.session_messages_max:
             session.quota = Quota(config.session_messages_max, config.session_overflow)
@@ -696,32 +734,43 @@ class Hub:
 
     def _changed(self, session: Session, at_once: bool) -> None:
         if at_once:
-            self.keep(session, session.release)
+            self._write(session, session.release)
             return
         if not self._dirty:
             self._dirty_wake.set()
         self._dirty[session] = True
 
-    def keep(self, session: Session, done: Callable[[], None], *, first: bool = False) -> None:
+    def _write(self, session: Session, done: Callable[[], None]) -> None:
+        """The same as `keep` for those who cannot tell anybody that the disk is full: they wait."""
+        try:
+            self.keep(session, done)
+        except DiskFull:
+            self._unwritten.append((session, done))
+            self._dirty_wake.set()
+
+    def keep(self, session: Session, done: Callable[[], None]) -> None:
         """Write the session down; `done` is called when that is safe. One that ends with its connection is not
-        written at all. `first`: before what was just appended to other logs, where the disk has room."""
+        written at all."""
         self._dirty.pop(session, None)
         if not session.outlives:
             done()
             return
         session.is_kept = True
-        end = self._append_state(session, state.encode_session(session, int(self.log.end)))
+        end = self._append_state(session, self._encode(session))
         log = self.shared.sessions_log
         log.when_committed(end, done)
         self.broker.directory.committer.urgent(log)
-        if first:
-            # A full disk is the committer's to wait for.
-            with suppress(DiskFull):
-                log.seal()
+
+    def _encode(self, session: Session) -> bytes:
+        end = int(self.log.end)
+        return state.encode_session(session, end, end if self._noted_to is None else self._noted_to)
 
     def _append_state(self, session: Session, value: bytes) -> int:
+        return self._append(state.session_key(self.host.name, session.client_id), value)
+
+    def _append(self, key: bytes, value: bytes) -> int:
         appended = self.shared.sessions_log.append(
-            [state.session_key(self.host.name, session.client_id)],
+            [key],
             [b""],
             [value],
             timestamp_us=self.broker.env.clock.wall_us(),
@@ -733,18 +782,30 @@ class Hub:
         while True:
             await self._dirty_wake.wait()
             await self.broker.env.clock.sleep(STATE_PERIOD_S)
-            self.write_states()
+            self._dirty_wake = trio.Event()
+            try:
+                self.write_states()
+            except DiskFull:
+                self._dirty_wake.set()
+                continue
+            unwritten, self._unwritten = self._unwritten, []
+            for session, done in unwritten:
+                self._write(session, done)
 
     def write_states(self) -> None:
         """What acknowledgements have moved since the last time. A crash before that repeats them, with the same
-        packet identifiers."""
-        self._dirty_wake = trio.Event()
-        dirty, self._dirty = self._dirty, {}
-        for session in dirty:
+        packet identifiers. Raises DiskFull; what was not written is tried again."""
+        some = bool(self._dirty)
+        while self._dirty:
+            session = next(iter(self._dirty))
             if session.outlives:
                 session.is_kept = True
-                self._append_state(session, state.encode_session(session, int(self.log.end)))
-        if dirty:
+                self._append_state(session, self._encode(session))
+            del self._dirty[session]
+        if some or self.log.end > self._marked_to + MARK_COUNT:
+            # Behind all of them: whoever finds it after a crash has them too.
+            self._marked_to = int(self.log.end)
+            self._append(state.noted_key(self.host.name), state.encode_noted(self._marked_to))
             self.broker.directory.committer.lazy(self.shared.sessions_log)
 
     def restore(self, client_id: str, kept: state.SessionState) -> Session:
@@ -754,7 +815,7 @@ class Hub:
         session.is_kept = True
         self.sessions[client_id] = session
         self.tally.subscriptions += len(session.interests)
-        self._forget_unwritten(session)
+        forget_unwritten(self.log, session)
         for one in in_log:
             flight = self._read_flight(session, one)
             if flight is None:
@@ -775,19 +836,10 @@ class Hub:
         self._expire_later(session)
         return session
 
-    def _forget_unwritten(self, session: Session) -> None:
-        """Identifiers whose messages the log does not have; they were the last before a crash."""
-        for packet_id, offset in reversed([*session.incoming.items()]):
-            if offset < self.log.log_start or self._has_record(offset):
-                return
-            del session.incoming[packet_id]
-
-    def _has_record(self, offset: int) -> bool:
-        try:
-            runs = self.log.read(offset, bytes_max=1)
-        except OffsetOutOfRange:
-            return False
-        return bool(runs) and runs[0].first < runs[0].last and runs[0].batch.offset_at(runs[0].first) == offset
+    def set_right(self, noted_to: int) -> None:
+        """All sessions are restored: what they received after their states were written is found in the log."""
+        for session in find_unnoted(self.log, self.sessions.values(), noted_to):
+            self._changed(session, False)
 
     def _read_flight(self, session: Session, kept: state.FlightState) -> Flight | None:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.filtering.topics import MQTT, TopicTrie
+from headrace.gateways.mqtt.origin import publisher
 from headrace.gateways.mqtt.properties import encode_subscription_identifiers
 from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.session import Interest, Session
@@ -77,6 +78,7 @@ class Plan:
         """[MQTT-3.8.3-3] The same for what this client published itself."""
         if not self.has_no_local:
             return self
+        origin = publisher(origin)
         found = self._without.get(origin)
         if found is None:
             if len(self._without) >= PLANS_MAX:

@@ -99,11 +99,16 @@ class MqttDoor:
         kept: dict[bytes, tuple[int, bytes]] = {}
         for offset, key, value in self._shared.sessions_log.entries():
             kept[key] = (offset, value)
+        noted: dict[str, int] = {}
         for key, (offset, value) in kept.items():
             vhost, client_id = state.split_key(key)
-            if value and vhost in self.broker.vhosts:
+            if not client_id:
+                noted[vhost] = state.decode_noted(value, offset)
+            elif value and vhost in self.broker.vhosts:
                 place = self.place(vhost)
                 place.shares.restore(place.hub.restore(client_id.decode(), state.decode_session(value, offset)))
+        for vhost, place in self._places.items():
+            place.hub.set_right(noted.get(vhost, 0))
 
     def _retained(self) -> list[tuple[str, bytes, Retained | None]]:
         found = []

@@ -172,8 +172,10 @@ class Session:
         self.extras: deque[Extra] = deque()
         self.flights: dict[int, Flight] = {}
         # Received with QoS 2 and not released: a second PUBLISH with such an identifier is the same message.
-        # The offset of its message stands beside each: without the message an identifier counts for nothing (state.py).
+        # The offset of its message stands beside each: without the message an identifier counts for nothing.
         self.incoming: dict[int, int] = {}
+        # Of a session that was restored: `incoming` has what was received before this offset (received.py).
+        self.noted_to = -1
         self.next_seq = 0
         self.counts = Counts()
         self.tally = Tally() if tally is None else tally

@@ -1,8 +1,8 @@
 """What outlives a connection and a crash: sessions in `__sessions`, retained messages in `__retained`. Format; pure.
 
 The key of a session is vhost, NUL, client id, and its value the whole state, so the last record of a key is the truth;
-an empty value ends it. The key of a retained message is vhost, NUL, topic; the record is the message, and one without
-a payload takes it away.
+an empty value ends it. The key without a client id has an offset, see `noted_key`. The key of a retained message is
+vhost, NUL, topic; the record is the message, and one without a payload takes it away.
 A state speaks of the log only up to `position`: what was delivered since is found again by reading on from there, and
 gets the same packet identifiers (session.py).
 """
@@ -59,15 +59,15 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     flights: list[FlightState]
     incoming: list[int]
     will: WillState | None = None
-    # Of each of `incoming`, the offset of its message. The state is written before the message, so that a crash between
-    # the two leaves an identifier whose message is not in the log, and it is let go of when the session is restored.
-    # None were written by the first builds: those identifiers count.
+    # Of each of `incoming`, the offset of its message. None were written by the first builds: those identifiers count.
     incoming_offsets: list[int] = []
     # (first, end, count) of what it did not take, from `position` on (quota.py).
     refused: list[tuple[int, int, int]] = []
     # Records from `position` on and below this may have been sent already, besides those that were since this was
     # written, if it was connected.
     sent_below: int = 0
+    # `incoming` has what was received before this offset of the log; -1: the first builds did not say.
+    noted_to: int = -1
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -76,6 +76,24 @@ _decoder = msgspec.msgpack.Decoder(SessionState)
 
 def session_key(vhost: str, client_id: str) -> bytes:
     return f"{vhost}\0{client_id}".encode()
+
+
+def noted_key(vhost: str) -> bytes:
+    """No session has an empty client id: under this key stands an offset of the log of messages. What was received
+    before that is in the states of the vhost's sessions that are written before it."""
+    return session_key(vhost, "")
+
+
+def encode_noted(offset: int) -> bytes:
+    return msgspec.msgpack.encode(offset)
+
+
+def decode_noted(value: bytes, offset: int) -> int:
+    """Raises CorruptLog for what cannot be read."""
+    try:
+        return msgspec.msgpack.decode(value, type=int)
+    except msgspec.DecodeError as error:
+        raise CorruptLog(SESSIONS_NAME, 0, offset, f"an offset cannot be read ({error})") from error
 
 
 def retained_key(vhost: str, topic: bytes) -> bytes:
@@ -88,7 +106,7 @@ def split_key(key: bytes) -> tuple[str, bytes]:
     return vhost.decode(), rest
 
 
-def encode_session(session: Session, log_end: int) -> bytes:
+def encode_session(session: Session, log_end: int, noted_to: int) -> bytes:
     will = session.will
     position = session.unread_from(log_end)
     holes = () if session.quota is None else session.quota.holes
@@ -111,6 +129,7 @@ def encode_session(session: Session, log_end: int) -> bytes:
             [*session.incoming.values()],
             [(one.first, one.end, one.count) for one in holes if one.end > position],
             session.sent_below if session.sent_below > position else 0,
+            noted_to,
         )
     )
 
@@ -156,6 +175,7 @@ def restore_session(session: Session, state: SessionState) -> Iterable[FlightSta
     session.position = state.position
     session.next_seq = state.next_seq
     session.sent_below = state.sent_below
+    session.noted_to = state.noted_to
     if session.quota is not None:
         session.quota.holes.extend(Hole(*one) for one in state.refused)
     for text, qos, no_local, as_published, handling, identifier, since in state.interests:

@@ -167,7 +167,7 @@ async def test_repeated_qos_2_publish_is_not_answered_before_the_first_is_commit
         assert [await writer.receive(), await writer.receive()] == [Pubrec(2), Pubrec(2)]
 
 
-async def test_lasting_qos_2_publisher_waits_for_two_logs_beside_others_who_wait_for_one(tmp_path: Path) -> None:
+async def test_lasting_qos_2_publisher_is_answered_with_the_group_of_its_message(tmp_path: Path) -> None:
     async with running(tmp_path) as house:
         exact, other = await house.client("exact", lasting=True), await house.client()
         reader = await house.client("reader", lasting=True)
@@ -188,14 +188,14 @@ async def test_lasting_qos_2_publisher_waits_for_two_logs_beside_others_who_wait
         assert [await other.receive(), await other.receive()] == [Puback(1), Puback(2)]
 
 
-async def test_identifier_without_its_message_counts_for_nothing_after_a_crash(tmp_path: Path) -> None:
-    """It is written first. A copy of the files between the two is what a kill -9 at that moment leaves."""
+async def test_identifier_counts_after_a_crash_if_its_message_was_written(tmp_path: Path) -> None:
+    """A copy of the files is what a kill -9 at that moment leaves."""
     async with running(tmp_path / "before") as house:
         writer = await house.client("writer", lasting=True)
         await writer.send(Publish("t", b"safe", QoS(2), packet_id=6))
         assert await writer.receive() == Pubrec(6)
         house.gate.shut()
-        # While this one is being synced, what follows is not written but for its identifier.
+        # While this one is being synced, what follows is not written.
         await writer.send(Publish("t", b"written", QoS(1), packet_id=1))
         assert await writer.seen() == []
         await writer.send(Publish("t", b"unwritten", QoS(2), packet_id=7))
