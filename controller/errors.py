@@ -30,6 +30,10 @@ class LimitReached(Refused):
     """The vhost holds as many as its limit allows."""
 
 
+class Unreachable(Refused):
+    """The metadata store cannot be asked now. What is there goes on; what would change it waits or is refused."""
+
+
 class MetadataLost(StorageError):
     """Somebody else moved the metadata: the compare-and-set failed. This writer must step down."""
 

@@ -52,6 +52,11 @@ class ClusterRow(Base):
     last_txn: Mapped[str]
     format: Mapped[int]
     next_view_id: Mapped[int] = mapped_column(BigInteger)
+    # Who was chosen controller last, in which of its lives, and how often that was renewed.
+    controller_epoch: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    controller_incarnation: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    controller_node: Mapped[int] = mapped_column(server_default="0")
+    lease_token: Mapped[int] = mapped_column(BigInteger, server_default="0")
 
 
 class VhostRow(Base):

@@ -90,6 +90,7 @@ SETTINGS: Mapping[str, Callable[[object], str | None]] = {
     "delivery-limit": _count(-1),
     "durability": _one_of("sync", "interval", "os"),
     "expires": _count(1),
+    "filter-unmatched": _one_of("stay", "dead-letter", "drop"),
     "max-age": _age,
     "max-length": _count(0),
     "max-length-bytes": _count(0),

@@ -21,7 +21,7 @@ from headrace import __version__
 from headrace.config import Config
 from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
 from headrace.controller.snapshot import Snapshot
-from headrace.controller.store import SqliteStore
+from headrace.controller.sqlite_store import SqliteStore
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFormat
@@ -35,6 +35,8 @@ from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordinator
+from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import DoorListener, TlsSide, is_loopback, resolve
 from headrace.gateways.delivery.meter import SystemMeter, Watch
@@ -161,11 +163,15 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     )
     topics = Topics(broker)
     await topics.load()
+    group_topics = GroupTopics(broker, topics)
+    groups = GroupCoordinator(broker, group_topics.logs_of, config.groups.values())
     await broker.load()
+    await groups.load()
     metadata.listen(broker.metadata_changed)
     mqtt.load()
     nursery.start_soon(broker.run)
     nursery.start_soon(topics.run)
+    nursery.start_soon(groups.run)
     metadata.listen(lambda snapshot, changes: access.update(snapshot))
     metadata.listen(lambda snapshot, changes: limits.update(snapshot))
     await watch.look()
@@ -181,6 +187,8 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         limits,
         watch,
         topics=topics,
+        groups=groups,
+        group_topics=group_topics,
         words=PlainWords(keys),
         config=config.http.door(),
         version=__version__,

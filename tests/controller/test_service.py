@@ -31,7 +31,8 @@ from headrace.controller.errors import AlreadyExists, Invalid, MetadataLost, Not
 from headrace.controller.passwords import HashCost, hash_password, verify_password
 from headrace.controller.service import MetadataService
 from headrace.controller.snapshot import Snapshot
-from headrace.controller.store import Committed, Fault, Lost, MemoryStore, MetaStore, SqliteStore, Unknown
+from headrace.controller.sqlite_store import SqliteStore
+from headrace.controller.store import Committed, Fault, Lost, MemoryStore, MetaStore, Unknown
 from headrace.controller.table import Table
 from headrace.controller.verifiers import derive, parse
 from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError, UnknownFormat

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
+from tests.postgres_server import PostgresServer
 
 from headrace.controller import migrations
 from headrace.controller.changes import (
@@ -60,20 +62,23 @@ from headrace.controller.entities import (
     VhostLimits,
 )
 from headrace.controller.errors import MetadataRegressed
+from headrace.controller.postgres_store import PostgresStore
 from headrace.controller.snapshot import Snapshot, apply
+from headrace.controller.sqlite_store import SqliteStore
 from headrace.controller.store import (
     Committed,
     Fault,
+    Lease,
     Lost,
     MemoryStore,
     MetaStore,
     NotCommitted,
-    SqliteStore,
     Unknown,
 )
 from headrace.controller.table import Table
 from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError, UnknownFormat
 from headrace.core_log.ids import StreamId, ViewId
+from headrace.core_log.replication.assignment import NO_BALLOT, Ballot
 
 from .strategies import RICH
 from .strategies import changes as any_change
@@ -103,10 +108,13 @@ class Kept:
         return self.store
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     if request.param == "sqlite":
         kept = Kept(lambda: sqlite_store(tmp_path / "meta.sqlite", feed_versions_max=5))
+    elif request.param == "postgres":
+        url = request.getfixturevalue("postgres").emptied()
+        kept = Kept(lambda: PostgresStore(url, new_uuid=uuid4, feed_versions_max=5))
     else:
         memory = MemoryStore(uuid4(), feed_versions_max=5)
         kept = Kept(lambda: memory)
@@ -201,6 +209,56 @@ def test_feed_does_not_keep_a_password_hash_that_was_replaced(kept: Kept, change
     assert CANARY not in "".join(encode_changes(found) for _, found in feed)
 
 
+def take(store: MetaStore, node: int, incarnation: int) -> Lease:
+    lease = store.acquire(store.observe(), node, incarnation, uuid4())
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def test_lease_is_taken_by_one_of_those_who_saw_the_same(kept: Kept) -> None:
+    seen = kept.store.observe()
+    assert seen.ballot == NO_BALLOT
+    lease = kept.store.acquire(seen, 3, 7, uuid4())
+    assert isinstance(lease, Lease)
+    assert (lease.ballot, lease.node, lease.version) == (Ballot(1, 7), 3, 1)
+    assert kept.store.acquire(seen, 4, 8, uuid4()) == Lost()
+    assert kept.reopen().observe() == lease
+
+
+def test_lease_that_was_renewed_cannot_be_taken_by_who_saw_it_before(kept: Kept) -> None:
+    lease = take(kept.store, 1, 7)
+    renewed = kept.store.renew(lease)
+    assert isinstance(renewed, Lease) and renewed.token == lease.token + 1
+    assert kept.store.acquire(lease, 2, 8, uuid4()) == Lost()
+
+
+def test_controller_that_was_followed_by_another_neither_renews_nor_commits(kept: Kept) -> None:
+    first = take(kept.store, 1, 7)
+    second = take(kept.store, 2, 8)
+    assert second.ballot == Ballot(2, 8)
+    assert kept.store.renew(first) == Lost()
+    assert kept.store.commit(second.version, [VHOST], uuid4(), first.ballot) == Lost()
+    assert kept.store.commit(second.version, [VHOST], uuid4(), second.ballot) == Committed(Version(3))
+
+
+def test_ballot_is_compared_as_a_whole(kept: Kept) -> None:
+    lease = take(kept.store, 1, 7)
+    other_life = Ballot(lease.ballot.epoch, 6)
+    assert kept.store.commit(lease.version, [VHOST], uuid4(), other_life) == Lost()
+    assert kept.store.renew(replace(lease, ballot=other_life)) == Lost()
+
+
+def test_renewal_fails_when_the_metadata_moved_without_the_controller(kept: Kept) -> None:
+    lease = take(kept.store, 1, 7)
+    commit(kept.store, VHOST)
+    assert kept.store.renew(lease) == Lost()
+
+
+def test_taking_the_lease_is_a_version_of_the_feed(kept: Kept) -> None:
+    take(kept.store, 1, 7)
+    assert kept.store.feed(Version(0)) == [(Version(1), ())]
+
+
 def test_replaced_password_hash_is_gone_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "meta.sqlite"
     store = sqlite_store(path)
@@ -293,8 +351,14 @@ def test_one_change_on_rich_metadata_reads_back_as_it_was_applied(change: Change
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(any_change, min_size=1, max_size=6), max_size=8))
-def test_snapshot_after_changes_equals_snapshot_read_back(tmp_path: Path, transactions: list[list[Change]]) -> None:
-    for store in (sqlite_store(tmp_path / f"{uuid4()}.sqlite"), MemoryStore(uuid4())):
+def test_snapshot_after_changes_equals_snapshot_read_back(
+    tmp_path: Path, postgres: PostgresServer, transactions: list[list[Change]]
+) -> None:
+    for store in (
+        sqlite_store(tmp_path / f"{uuid4()}.sqlite"),
+        PostgresStore(postgres.emptied(), new_uuid=uuid4),
+        MemoryStore(uuid4()),
+    ):
         try:
             walk = Walk(store)
             for transaction in [RICH, *transactions]:
@@ -335,17 +399,33 @@ def test_two_writers_on_one_file_never_overwrite_each_other(tmp_path: Path) -> N
     two.close()
 
 
+# What each schema added.
+ADDED = {
+    "0002": ["ALTER TABLE users DROP COLUMN scram"],
+    "0003": ["DROP TABLE topics"],
+    "0004": [
+        f"ALTER TABLE cluster DROP COLUMN {name}"
+        for name in ("controller_epoch", "controller_incarnation", "controller_node", "lease_token")
+    ],
+}
+
+
+def downgrade(path: Path, schema: str) -> None:
+    """Make the store of an earlier release out of one of this."""
+    with sqlite3.connect(path) as raw:
+        for statement in (one for added, statements in ADDED.items() if added > schema for one in statements):
+            raw.execute(statement)
+        raw.execute("UPDATE alembic_version SET version_num = ?", (schema,))
+    raw.close()
+
+
 def test_users_of_the_first_schema_have_no_scram_verifier_yet(tmp_path: Path) -> None:
     path = tmp_path / "meta.sqlite"
     store = sqlite_store(path)
     commit(store, PutUser(User("ann", "hash", ("t",), scram="verifier")))
     assert store.snapshot().users["ann"].scram == "verifier"
     store.close()
-    with sqlite3.connect(path) as raw:
-        raw.execute("ALTER TABLE users DROP COLUMN scram")
-        raw.execute("DROP TABLE topics")
-        raw.execute("UPDATE alembic_version SET version_num = '0001'")
-    raw.close()
+    downgrade(path, "0001")
     again = sqlite_store(path)
     assert again.snapshot().users["ann"] == User("ann", "hash", ("t",), Version(1))
     again.close()
@@ -357,15 +437,23 @@ def test_store_from_before_there_were_topics_gets_room_for_them(tmp_path: Path) 
     commit(store, VHOST)
     before = store.snapshot()
     store.close()
-    with sqlite3.connect(path) as raw:
-        raw.execute("DROP TABLE topics")
-        raw.execute("UPDATE alembic_version SET version_num = '0002'")
-    raw.close()
+    downgrade(path, "0002")
     again = sqlite_store(path)
     assert again.snapshot() == before
     topic = Topic("/", "t", StreamId(UUID(int=1)), 4)
     assert again.commit(before.version, [PutTopic(topic)], uuid4()) == Committed(Version(before.version + 1))
     assert again.snapshot().topics["/", "t"] == topic
+    again.close()
+
+
+def test_store_from_before_there_was_a_lease_has_had_no_controller(tmp_path: Path) -> None:
+    path = tmp_path / "meta.sqlite"
+    store = sqlite_store(path)
+    commit(store, VHOST)
+    store.close()
+    downgrade(path, "0003")
+    again = sqlite_store(path)
+    assert again.observe().ballot == NO_BALLOT
     again.close()
 
 
@@ -517,7 +605,7 @@ from pathlib import Path
 from sqlalchemy import event
 from headrace.controller.changes import *
 from headrace.controller.entities import *
-from headrace.controller.store import SqliteStore
+from headrace.controller.sqlite_store import SqliteStore
 
 store = SqliteStore(Path(sys.argv[1]), new_uuid=uuid.uuid4)
 queues = [PutQueue(Queue("/", f"q{n}", n, uuid.UUID(int=n))) for n in range(1, 50)]
