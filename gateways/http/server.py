@@ -8,6 +8,8 @@ import trio
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordinator
+from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
@@ -32,6 +34,8 @@ class HttpDoor:
         watch: Watch,
         *,
         topics: Topics,
+        groups: GroupCoordinator,
+        group_topics: GroupTopics,
         words: Words,
         config: HttpConfig | None = None,
         version: str = "",
@@ -44,6 +48,8 @@ class HttpDoor:
         self.watch = watch
         self.alarms = watch.alarms
         self.topics = topics
+        self.groups = groups
+        self.group_topics = group_topics
         self.words = words
         self.config = config or HttpConfig()
         self.version = version
