@@ -4,6 +4,7 @@ Debian's or whichever `initdb` is found; else the one that the package pgserver 
 root, so it runs as an unprivileged user then.
 """
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -24,12 +25,10 @@ def programs() -> Path | None:
     found = shutil.which("initdb")
     candidates = [Path(found).resolve().parent] if found else []
     candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    try:
-        import pgserver
-    except ImportError:
-        pass
-    else:
-        candidates.append(Path(pgserver.__file__).parent / "pginstall" / "bin")
+    # Found, not imported: its programs are all that is wanted of it.
+    package = importlib.util.find_spec("pgserver")
+    if package is not None and package.origin is not None:
+        candidates.append(Path(package.origin).parent / "pginstall" / "bin")
     return next((folder for folder in candidates if (folder / "initdb").exists()), None)
 
 
