@@ -56,6 +56,10 @@ def _text(value: object) -> str | None:
     return None if isinstance(value, str) else "text"
 
 
+def _boolean(value: object) -> str | None:
+    return None if isinstance(value, bool) else "true or false"
+
+
 def _one_of(*words: str) -> Callable[[object], str | None]:
     def check(value: object) -> str | None:
         return None if value in words else "one of " + ", ".join(words)
@@ -79,6 +83,9 @@ def _tag_rules(value: object) -> str | None:
     return None
 
 
+# As of the argument, and of every time to live: 49 days.
+RETRY_DELAY_MS_MAX = 0xFFFF_FFFF
+
 # Each check gives None, or what was expected.
 SETTINGS: Mapping[str, Callable[[object], str | None]] = {
     "alternate-exchange": _text,
@@ -99,6 +106,11 @@ SETTINGS: Mapping[str, Callable[[object], str | None]] = {
     "queue-mode": _one_of("default", "lazy"),
     "retention-bytes": _count(0),
     "retention-ms": _count(0),
+    "retry-backoff": _one_of("fixed", "exponential", "levels"),
+    "retry-delay-max-ms": _count(0),
+    "retry-delay-ms": _count(0),
+    "retry-jitter": _boolean,
+    "retry-max": _count(0),
     "stream-max-segment-size-bytes": _count(0),
     "tag-rules": _tag_rules,
 }
@@ -115,3 +127,15 @@ def check_definition(definition: Table) -> None:
         expected = check(value)
         if expected is not None:
             raise Invalid(f"policy setting '{name}': expected {expected}, got {value!r}")
+    _check_retry(definition)
+
+
+def _check_retry(definition: Table) -> None:
+    delay, longest = definition.get("retry-delay-ms"), definition.get("retry-delay-max-ms")
+    if definition.get("retry-backoff") == "levels" and (delay is not None or longest is not None):
+        raise Invalid("policy setting 'retry-backoff': levels have delays of their own, retry-delay-* sets others")
+    for name, value in (("retry-delay-ms", delay), ("retry-delay-max-ms", longest)):
+        if isinstance(value, int) and value > RETRY_DELAY_MS_MAX:
+            raise Invalid(f"policy setting '{name}': expected at most {RETRY_DELAY_MS_MAX}, got {value}")
+    if isinstance(delay, int) and isinstance(longest, int) and longest < delay:
+        raise Invalid(f"policy setting 'retry-delay-max-ms': {longest} is less than the delay of {delay}")
