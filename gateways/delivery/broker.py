@@ -16,6 +16,7 @@ from uuid import UUID
 import trio
 
 from headrace.controller.changes import Change, DeletePolicy, DeleteVhost, PutPolicy, PutVhost
+from headrace.controller.entities import Policy
 from headrace.controller.errors import NotFound
 from headrace.controller.policies import Resource
 from headrace.controller.service import MetadataService
@@ -336,10 +337,14 @@ class Broker:
 
     def queue_policy(self, vhost: str, name: str, arguments: Table) -> Table:
         """What the effective policy says; nothing if there is none."""
+        policy = self.effective_policy(vhost, name, arguments)
+        return EMPTY if policy is None else policy.definition
+
+    def effective_policy(self, vhost: str, name: str, arguments: Table) -> Policy | None:
+        """The one policy that applies to a queue with these arguments."""
         kind = arguments.get("x-queue-type")
         resource = _RESOURCES.get(kind, Resource.CLASSIC_QUEUE) if isinstance(kind, str) else Resource.CLASSIC_QUEUE
-        policy = self.metadata.snapshot.effective_policy(vhost, name, resource)
-        return EMPTY if policy is None else policy.definition
+        return self.metadata.snapshot.effective_policy(vhost, name, resource)
 
     def exchange_policy(self, vhost: str, name: str) -> Table:
         policy = self.metadata.snapshot.effective_policy(vhost, name, Resource.EXCHANGE)

@@ -14,7 +14,7 @@ journal.py has its form on the disk, broker.py keeps it there.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -190,6 +190,13 @@ class History:
         if seq <= entry.seq or resume is None:
             return Piece(entry.seq, end_seq - entry.seq, entry.source, entry.first, end, entry.exact)
         return Piece(seq, end_seq - seq, entry.source, resume, end, entry.exact)
+
+    def pieces(self, seq: int) -> Iterator[Piece]:
+        """Everything from the entry on that holds this number, whether readers may see it yet or not."""
+        for place in range(max(bisect_right(self._entries, seq, key=_sequence) - 1, 0), len(self._entries)):
+            entry = self._entries[place]
+            count = self._end_of(place) - entry.seq
+            yield Piece(entry.seq, count, entry.source, entry.first, entry.end, entry.exact)
 
     def _end_of(self, place: int) -> int:
         return self._entries[place + 1].seq if place + 1 < len(self._entries) else self.next_seq

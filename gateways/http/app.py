@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.core_log.errors import HeadraceError
 from headrace.gateways.delivery.listener import Connection, is_loopback
 from headrace.gateways.delivery.login import Reason, Refusal
-from headrace.gateways.http import groups, health, metrics, openapi, publishing, reading, topics
+from headrace.gateways.http import groups, health, metrics, openapi, publishing, queues, reading, topics
 from headrace.gateways.http.config import SMALL_BODY_BYTES_MAX
 from headrace.gateways.http.connection import CONNECTION, Gone
 from headrace.gateways.http.operations import (
@@ -78,6 +78,7 @@ class App:
             *topics.operations(),
             *publishing.operations(),
             *reading.operations(),
+            *queues.operations(),
             *groups.operations(),
             *_about_itself(),
         ]

@@ -1,0 +1,183 @@
+"""Rewinding a work queue: what it received is ready once more, in order, once, and after a crash too."""
+
+from typing import Any
+
+import pytest
+from tests.gateways.delivery.house import House, Running, Taker
+
+from headrace.controller.entities import Binding, DestinationKind
+from headrace.core_log.errors import Refused
+from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Protocol
+from headrace.gateways.delivery.queue import Queue
+from headrace.gateways.delivery.rewind import Rewind
+
+
+async def rewind(running: Running, queue: Queue, seq: int) -> int:
+    return await Rewind(running.broker, queue, seq).run()
+
+
+def numbers(first: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, end)]
+
+
+async def test_settled_messages_are_ready_again_from_a_number_on_in_their_order() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        await running.publish("q", *numbers(0, 10))
+        assert running.bodies("q") == numbers(0, 10)
+        assert await rewind(running, queue, 4) == 6
+        assert running.bodies("q") == numbers(4, 10)
+        assert queue.ready_count == queue.unacked_count == 0
+        assert await rewind(running, queue, 0) == 10
+        assert running.bodies("q") == numbers(0, 10)
+
+
+async def test_what_was_ready_comes_once() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        await running.publish("q", *numbers(0, 6))
+        for _ in range(3):
+            stretch = queue.get()
+            assert stretch is not None
+            queue.settle(stretch)
+        assert await rewind(running, queue, 1) == 5
+        await running.publish("q", b"new")
+        assert running.bodies("q") == [*numbers(1, 6), b"new"]
+
+
+async def test_what_a_consumer_holds_comes_again_and_its_ack_counts() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        await running.publish("q", *numbers(0, 3))
+        held = queue.get()
+        assert held is not None
+        assert await rewind(running, queue, 0) == 3
+        queue.settle(held)
+        assert running.bodies("q") == numbers(0, 3)
+        assert queue.message_count == 0
+
+
+async def test_number_before_the_first_is_the_first_and_one_behind_the_last_leaves_nothing() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        assert await rewind(running, queue, 0) == 0
+        await running.publish("q", *numbers(0, 3))
+        assert await rewind(running, queue, -5) == 3
+        assert await rewind(running, queue, 100) == 0
+        assert running.bodies("q") == []
+
+
+async def test_messages_of_an_exchange_and_of_the_queue_s_own_log_come_in_the_order_of_their_arrival() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        other = await running.declare("other")
+        await running.host.declare_exchange("e", "direct", durable=True, auto_delete=False, internal=False)
+        for name, key in (("q", "a"), ("other", "b")):
+            await running.host.bind(Binding("/", "e", DestinationKind.QUEUE, name, key))
+
+        def publish(key: str, body: bytes) -> None:
+            target = running.host.target("e", key.encode(), [key])
+            running.broker.publish(target, [b"\0\0"], [body], attributes=int(Protocol.AMQP) | PERSISTENT)
+
+        for number in range(20):
+            publish("a", b"e%d" % number)
+            publish("b", b"not for q")
+            if number % 5 == 0:
+                await running.publish("q", b"q%d" % number)
+        await running.broker.committed()
+        arrived = running.bodies("q")
+        assert len(arrived) == 24
+        assert await rewind(running, queue, 7) == 17
+        assert running.bodies("q") == arrived[7:]
+        assert other.ready_count == 20
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_rewound_queue_is_the_same_after_a_restart(clean: bool) -> None:
+    house = House()
+    async with house.broker() as running:
+        queue = await running.declare("q")
+        await running.publish("q", *numbers(0, 10))
+        running.bodies("q")
+        await rewind(running, queue, 3)
+        stretch = queue.get()
+        assert stretch is not None
+        queue.settle(stretch)
+        await running.publish("q", *numbers(10, 12))
+    async with house.broker(clean=clean) as running:
+        queue = running.host.queue("q")
+        assert queue.ready_count == 8
+        assert running.bodies("q") == numbers(4, 12)
+        assert await rewind(running, queue, 0) == 12
+        assert running.bodies("q") == numbers(0, 12)
+    async with house.broker(clean=clean) as running:
+        assert running.bodies("q") == []
+
+
+@pytest.mark.parametrize("arguments", [{"max_priority": 3}, {"partitions": 4}])
+async def test_queue_with_lanes_is_rewound_lane_by_lane(arguments: dict[str, Any]) -> None:
+    house = House()
+    async with house.broker() as running:
+        queue = await running.declare("q", **arguments)
+        for number in range(40):
+            target = running.host.target("", b"q", ["q"])
+            attributes = int(Protocol.AMQP) | PERSISTENT | (number % 4) << PRIORITY_SHIFT
+            keys = [b"k%d" % (number % 7)]
+            running.broker.publish(target, [b"\0\0"], [b"%d" % number], attributes=attributes, keys=keys)
+        await running.broker.committed()
+        first = running.consume(queue, Taker()).got
+        running.leave(queue, queue.consumers[0])
+        assert len(first) == 40
+        assert await rewind(running, queue, 10) == 30
+    async with house.broker(clean=False) as running:
+        queue = running.host.queue("q")
+        again = running.consume(queue, Taker()).got
+        assert sorted(again) == sorted(numbers(10, 40))
+        if "max_priority" in arguments:
+            assert again == [body for body in first if int(body) >= 10]
+        for key in range(7):
+            mine = [int(body) for body in again if int(body) % 7 == key]
+            assert "max_priority" in arguments or mine == sorted(mine)
+
+
+async def test_what_retention_took_is_left_out() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        await running.publish("q", *numbers(0, 10))
+        running.bodies("q")
+        await running.broker.write_journal()
+        log = running.broker.own_log(queue, "/")
+        log.delete_before(6)
+        assert await rewind(running, queue, 2) == 4
+        assert running.bodies("q") == numbers(6, 10)
+
+
+async def test_rewound_messages_are_held_back_from_retention() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        await running.publish("q", *numbers(0, 10))
+        running.bodies("q")
+        await running.broker.write_journal()
+        log = running.broker.own_log(queue, "/")
+        pinned = running.broker.directory.pinned_from
+        assert pinned(log) in (None, 10)
+        await rewind(running, queue, 3)
+        assert pinned(log) == 3
+
+
+async def test_limit_in_bytes_counts_what_came_back() -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q", max_length_bytes=1000)
+        await running.publish("q", *[b"x" * 100] * 5)
+        running.bodies("q")
+        await rewind(running, queue, 2)
+        assert queue.byte_count == 300
+
+
+async def test_stream_and_queue_with_a_ttl_are_refused() -> None:
+    async with House().broker() as running:
+        stream = await running.declare("s", queue_type="stream")
+        timed = await running.declare("t", message_ttl=1000)
+        for queue in (stream, timed):
+            with pytest.raises(Refused):
+                Rewind(running.broker, queue, 0)
