@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from headrace.core_log.checkpoint import Checkpoint, CheckpointFile
@@ -30,6 +31,7 @@ from headrace.core_log.format import (
     SegmentHead,
     adopt,
     decode,
+    decode_columns,
     encode,
     is_whole,
     maybe_glimpse,
@@ -43,7 +45,7 @@ from headrace.core_log.producers import ProducerTable
 from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
 from headrace.core_log.segment import Segment
 from headrace.core_log.storage.contract import Storage
-from headrace.core_log.summary import ENTRIES_MAX, may_hold_any
+from headrace.core_log.summary import ENTRIES_MAX, Sieve, may_hold_any
 from headrace.core_log.tail import Tail, TailCache
 
 CHECKPOINT = "watermark"
@@ -53,12 +55,17 @@ REMOVED = ".removed"
 # What is read at once should fit a processor's own cache, with the objects made of it (bench/read.py).
 READ_BYTES = 512 * 1024
 # A header and the largest summary there is.
+# So many batches are passed over in one go: some 5 us each (bench/skip.py), and others wait meanwhile.
+PASSED_OVER_MAX = 256
 _GLIMPSE_BYTES = HEADER_SIZE + ENTRIES_MAX
 _GLIMPSE_WINDOW = 256 * 1024
 # A batch is sealed before its dictionaries outgrow their 16-bit columns.
 DICTIONARY_MAX = 16_384
 HEADER_NAME_BYTES_MAX = 0xFFFF
 TAG_BYTES_MAX = 0xFFFF
+# Tags of all distinct sets of a batch, and of one record.
+TAGS_MAX = 0xFFFF
+TAGS_PER_RECORD_MAX = 1024
 
 Done = Callable[[], None]
 
@@ -679,6 +686,7 @@ class PartitionLog:
             batch.byte_count >= self.config.batch_bytes_max
             or len(batch.route_sets) >= DICTIONARY_MAX
             or len(batch.tag_sets) >= DICTIONARY_MAX
+            or batch.tag_count > TAGS_MAX - TAGS_PER_RECORD_MAX
         )
 
     def seal(self) -> None:
@@ -1151,11 +1159,12 @@ class PartitionLog:
         end = int(self.high_watermark) if end is None else end
         if offset < self.log_start or offset > end:
             raise OffsetOutOfRange(offset, self.log_start, end)
+        wanted = partial(_holds_any, hashes)
         while offset < min(end, self.written_end):
             segment = self._segment_of(offset)
             position: int | None = segment.locate(offset, self.config.index_interval_bytes)
             while position is not None:
-                position, offset = _pass_over(segment, position, offset, end, hashes)
+                position, offset, _ = _pass_over(segment, position, offset, end, wanted)
                 if position is not None:
                     header, data = segment.read_whole(position)
                     batch = decode(data, 0, header)
@@ -1163,6 +1172,31 @@ class PartitionLog:
                     yield batch
                     offset = header.next_offset
                     position = position + header.size if offset < min(end, segment.end_offset) else None
+
+    def pass_over(self, offset: int, sieve: Sieve, *, end: int) -> tuple[int, bool]:
+        """(offset, True) where the next batch below the end begins that may hold a record which the sieve wants, or
+        (offset, False) as far as was looked in one go. Asked are a batch's summary, then the hashes of its tags; the
+        rest of it is not unpacked. Batches in memory are cheap to read, and all count as such."""
+        if offset < self.log_start or offset > end:
+            raise OffsetOutOfRange(offset, self.log_start, end)
+        in_memory = int(self._tail[0].base_offset if self._tail else self.written_end)
+        stop = min(end, in_memory)
+        left = PASSED_OVER_MAX
+        while offset < stop and left > 0:
+            segment = self._segment_of(offset)
+            position: int | None = segment.locate(offset, self.config.index_interval_bytes)
+            while position is not None and left > 0:
+                position, offset, looked = _pass_over(segment, position, offset, stop, sieve.may_match, left)
+                left -= looked
+                if position is None:
+                    break
+                header, data = segment.read_whole(position)
+                columns = decode_columns(data, 0, header, blobs=False)
+                if sieve.may_hold(columns.tag_hashes, columns.tag_sets):
+                    return offset, True
+                offset = header.next_offset
+                position = position + header.size if offset < min(stop, segment.end_offset) else None
+        return min(offset, end), in_memory <= offset < end
 
     def read_raw(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> RawSlice | None:
         """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
@@ -1309,8 +1343,20 @@ class PartitionLog:
             self._tail.popleft()
 
 
-def _pass_over(segment: Segment, position: int, offset: int, end: int, hashes: Sequence[int]) -> tuple[int | None, int]:
-    """(position, offset) of the next batch below the end that may hold one of these; position None: there is none.
+def _holds_any(hashes: Sequence[int], summary: bytes) -> bool:
+    return may_hold_any(summary, hashes)
+
+
+def _pass_over(
+    segment: Segment,
+    position: int,
+    offset: int,
+    end: int,
+    wanted: Callable[[bytes], bool],
+    count_max: int = 1 << 62,
+) -> tuple[int | None, int, int]:
+    """(position, offset) of the next batch below the end whose summary is wanted, and how many were looked at;
+    position None: there is none, or it is not among the first so many.
 
     Of large batches only the header and the summary are read; small ones lie so close together that one read for
     several is cheaper than one for each.
@@ -1320,7 +1366,9 @@ def _pass_over(segment: Segment, position: int, offset: int, end: int, hashes: S
     data = b""
     start = position
     window = _GLIMPSE_WINDOW
-    while offset < stop:
+    looked = 0
+    while offset < stop and looked < count_max:
+        looked += 1
         glimpse = maybe_glimpse(data, position - start, salt)
         if glimpse is None:
             data, start = segment.file.read(position, window), position
@@ -1328,12 +1376,12 @@ def _pass_over(segment: Segment, position: int, offset: int, end: int, hashes: S
             if glimpse is None:
                 raise CorruptLog(segment.path, position, offset, "no batch where one must be")
         size, is_gap, next_offset, summary = glimpse
-        if not is_gap and may_hold_any(summary, hashes):
-            return position, offset
+        if not is_gap and wanted(summary):
+            return position, offset, looked
         position += size
         offset = next_offset
         window = _GLIMPSE_BYTES if size > _GLIMPSE_WINDOW // 8 else _GLIMPSE_WINDOW
-    return None, offset
+    return None, offset, looked
 
 
 def _goes_on(batch: RecordBatch, producer: Producer, number: int) -> bool:
@@ -1348,6 +1396,8 @@ def _is_old(segment: Segment, before_us: int | None) -> bool:
 
 
 def _check_sizes(tags: tuple[str, ...], headers: Sequence[Headers] | None) -> None:
+    if len(tags) > TAGS_PER_RECORD_MAX:
+        raise Refused(f"{len(tags)} tags on one record are more than {TAGS_PER_RECORD_MAX}")
     for tag in tags:
         if len(tag.encode()) > TAG_BYTES_MAX:
             raise Refused(f"a tag of {len(tag.encode())} bytes is longer than {TAG_BYTES_MAX}")

@@ -167,6 +167,7 @@ class RecordBatch:
         "route_sets",
         "routes",
         "span",
+        "tag_count",
         "tag_places",
         "tag_sets",
         "tags",
@@ -199,6 +200,8 @@ class RecordBatch:
         # Where each entry stands, for whoever adds.
         self.route_places: dict[RouteSet, int] = {(): 0}
         self.tag_places: dict[tuple[str, ...], int] = {(): 0}
+        # Of all sets together: how many tags were put in.
+        self.tag_count = 0
         self.headers: list[Headers] | None = None
         self.offsets: list[int] | None = None
         self.byte_count = 0
@@ -251,6 +254,8 @@ class RecordBatch:
         self.routes.add(place, count)
         place = self.tag_places.get(tags)
         if place is None:
+            self.tag_count += len(tags)
+            self.byte_count += sum(map(len, tags))
             place = self.tag_places[tags] = len(self.tag_sets)
             self.tag_sets.append(tags)
         self.tags.add(place, count)

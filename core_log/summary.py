@@ -5,8 +5,9 @@ Hashes are xxh3-64 of the text, seed 0 for tags and 1 for keys. A summary of m b
 byte b >> 3 at position b & 7. More than 512 distinct entries: no summary, which means anything may be inside.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
+from typing import Protocol
 
 import xxhash
 
@@ -14,6 +15,16 @@ TAG_SEED = 0
 KEY_SEED = 1
 ENTRIES_MAX = 512
 PROBES = 4
+
+
+class Sieve(Protocol):
+    """A filter, as the log asks it about a batch that is not decoded; False is for certain."""
+
+    def may_match(self, summary: bytes) -> bool:
+        """Whether a batch with this summary may hold a record that is wanted."""
+
+    def may_hold(self, tag_hashes: Sequence[int], tag_sets: Iterable[Sequence[int]]) -> bool:
+        """The same by the hashes of its tags, and sets of places among them, one set for each record or more."""
 
 
 def tag_hash(tag: str) -> int:

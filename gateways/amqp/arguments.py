@@ -24,7 +24,9 @@ from headrace.filtering.expression import Expression, ExpressionError, parse
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, resource
 from headrace.gateways.amqp.fields import ByteArray, FieldTable, FieldValue, Timestamp, type_name
 from headrace.gateways.amqp.properties import EXPIRATION_MS_MAX
+from headrace.gateways.delivery.filters import Unmatched
 from headrace.gateways.delivery.queue import Overflow
+from headrace.gateways.delivery.retry import DELAY_MS, Backoff
 from headrace.gateways.delivery.routing import DELAYED_EXCHANGE, DELAYED_TYPE, ExchangeKind
 
 Arguments: TypeAlias = Mapping[str, Any]
@@ -76,18 +78,6 @@ class Compression(StrEnum):
 class Dispatch(StrEnum):
     EARLY = "early"
     COMMITTED = "committed"
-
-
-class FilterUnmatched(StrEnum):
-    STAY = "stay"
-    DEAD_LETTER = "dead-letter"
-    DROP = "drop"
-
-
-class Backoff(StrEnum):
-    FIXED = "fixed"
-    EXPONENTIAL = "exponential"
-    LEVELS = "levels"
 
 
 class HashProperty(StrEnum):
@@ -164,7 +154,7 @@ class QueueArguments:
     max_segment_bytes: int | None = None
     filter_size_bytes: int | None = None
     dispatch: Dispatch | None = None
-    filter_unmatched: FilterUnmatched | None = None
+    filter_unmatched: Unmatched | None = None
     stream: StreamSettings = StreamSettings()
     retry: RetryArguments = RetryArguments()
 
@@ -428,7 +418,7 @@ _QUEUE: dict[str, tuple[str, Check]] = {
     "x-stream-max-segment-size-bytes": ("max_segment_bytes", _at_least(0)),
     "x-stream-filter-size-bytes": ("filter_size_bytes", _at_least(16, 255)),
     "x-dispatch": ("dispatch", _one_of(Dispatch)),
-    "x-filter-unmatched": ("filter_unmatched", _one_of(FilterUnmatched)),
+    "x-filter-unmatched": ("filter_unmatched", _one_of(Unmatched)),
 }
 # How RabbitMQ places and stores a queue: checked, compared, and of no effect on an engine that has one way for all.
 _QUEUE_PLACEMENT: dict[str, Check] = {
@@ -508,6 +498,7 @@ def parse_queue_arguments(
     stream = StreamSettings(**_read(arguments, _STREAM_SETTINGS, where))
     retry = RetryArguments(**_read(arguments, _RETRY, where))
     parsed = QueueArguments(table=_kept(arguments), stream=stream, retry=retry, **known)
+    _check_retry(retry, where)
     if parsed.dead_letter_routing_key is not None and parsed.dead_letter_exchange is None:
         raise _refused("x-dead-letter-routing-key", where, "routing key but no dead-letter exchange defined")
     kind = parsed.queue_type
@@ -523,6 +514,14 @@ def parse_queue_arguments(
             if unlawful:
                 raise _precondition_failed(f"invalid property '{word}' for {where}")
     return parsed
+
+
+def _check_retry(retry: RetryArguments, where: str) -> None:
+    if retry.backoff is Backoff.LEVELS and (retry.delay_ms is not None or retry.delay_max_ms is not None):
+        raise _refused("x-retry-backoff", where, "levels have delays of their own, x-retry-delay-* sets others")
+    delay_ms = DELAY_MS if retry.delay_ms is None else retry.delay_ms
+    if retry.delay_max_ms is not None and retry.delay_max_ms < delay_ms:
+        raise _refused("x-retry-delay-max-ms", where, f"{retry.delay_max_ms} is less than the delay of {delay_ms}")
 
 
 def parse_exchange_arguments(arguments: Arguments, exchange: str, vhost: str, exchange_type: str) -> ExchangeArguments:

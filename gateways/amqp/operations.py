@@ -15,10 +15,12 @@ from headrace.controller.errors import InUse, NotFound
 from headrace.controller.table import Table
 from headrace.core_log.errors import Refused
 from headrace.core_log.log import PartitionLog
+from headrace.filtering.expression import Expression, ExpressionError, both
+from headrace.filtering.tags import InvalidTags
 from headrace.gateways.amqp.arguments import (
+    ConsumerArguments,
     QueueArguments,
     QueueType,
-    RetryArguments,
     Start,
     StreamOffset,
     StreamSettings,
@@ -37,13 +39,15 @@ from headrace.gateways.amqp.frames import Acks, encode_get_ok, encode_method
 from headrace.gateways.amqp.methods import Method, ids, make
 from headrace.gateways.amqp.replyto import PREFIX, REPLY_TO, ReplyConsumer
 from headrace.gateways.amqp.settings import combine
+from headrace.gateways.amqp.tags import stream_filter
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.filters import TooManyFilters
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.queue import Queue, View
 from headrace.gateways.delivery.reading import sequence_at
-from headrace.gateways.delivery.routing import ExchangeKind
+from headrace.gateways.delivery.routing import DELAYED_EXCHANGE, ExchangeKind
 from headrace.gateways.delivery.vhost import VirtualHost
 
 Handler = Callable[[Channel, Any], Awaitable[None]]
@@ -168,7 +172,7 @@ class Operations:
         else:
             self._demand(Operation.CONFIGURE, "exchange", name)
             self._demand_named(name)
-            if kind not in set(ExchangeKind):
+            if kind not in {*ExchangeKind, DELAYED_EXCHANGE}:
                 raise amqp_error(ReplyCode.COMMAND_INVALID, f"unknown exchange type '{kind}'")
             arguments = parse_exchange_arguments(method.arguments, name, self._host.name, kind)
             if arguments.stream.partitions is not None and arguments.stream.partitions > 1:
@@ -297,8 +301,6 @@ class Operations:
                 self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
             if not method.durable or method.exclusive:
                 _refuse_log_settings(arguments.stream, resource("queue", name, host.name))
-            if arguments.retry != RetryArguments() or arguments.filter_unmatched is not None:
-                raise _not_yet("x-retry-* and x-filter-unmatched")
             if arguments.stream.partitions is not None:
                 _check_partitions(arguments, resource("queue", name, host.name))
             policy = self._broker.queue_policy(host.name, name, arguments.table)
@@ -408,8 +410,7 @@ class Operations:
         queue = self._queue(channel, method.queue, Operation.READ)
         where = resource("queue", queue.name, self._host.name)
         arguments = parse_consumer_arguments(method.arguments, queue.name, self._host.name)
-        if arguments.filter is not None or arguments.stream_filter:
-            raise amqp_error(ReplyCode.NOT_IMPLEMENTED, "x-filter and x-stream-filter on basic.consume")
+        wants = _wanted(arguments, where)
         reads = queue.settings.stream or arguments.stream_offset is not None
         if reads:
             self._check_reader(channel, method, where)
@@ -429,11 +430,15 @@ class Operations:
             frame_max=self._frame_max,
             notify_cancel=self._notify_cancel,
         )
-        channel.consumers[tag] = consumer
         if reads:
-            queue.add_reader(consumer, self._start_of(queue, arguments.stream_offset or StreamOffset(Start.NEXT)))
+            start = self._start_of(queue, arguments.stream_offset or StreamOffset(Start.NEXT))
+            queue.add_reader(consumer, start, wants)
         else:
-            queue.add_consumer(consumer)
+            try:
+                queue.add_consumer(consumer, wants)
+            except TooManyFilters as error:
+                raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"no further x-filter for {where}: {error}") from error
+        channel.consumers[tag] = consumer
         self._broker.touch(queue)
         if not method.nowait:
             self._answer(channel, commands.Basic.ConsumeOk, consumer_tag=tag)
@@ -702,6 +707,19 @@ def _check_partitions(arguments: QueueArguments, where: str) -> None:
         if unlawful:
             text = f"invalid arg 'x-partitions' for {where}: it cannot be combined with {word}"
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, text)
+
+
+def _wanted(arguments: ConsumerArguments, where: str) -> Expression | None:
+    """What a consumer's filters let through together; None: everything."""
+    wants = arguments.filter
+    if not arguments.stream_filter:
+        return wants
+    try:
+        by_value = stream_filter(arguments.stream_filter, match_unfiltered=arguments.match_unfiltered)
+    except (InvalidTags, ExpressionError) as error:
+        text = f"invalid arg 'x-stream-filter' for {where}: {error}"
+        raise amqp_error(ReplyCode.PRECONDITION_FAILED, text) from error
+    return by_value if wants is None else both(wants, by_value)
 
 
 def _offset_in(start: StreamOffset, log: PartitionLog) -> int:

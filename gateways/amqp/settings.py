@@ -8,11 +8,14 @@ from headrace.gateways.amqp.arguments import (
     DeadLetterStrategy,
     QueueArguments,
     QueueType,
+    RetryArguments,
     age_ms,
     parse_queue_arguments,
 )
+from headrace.gateways.delivery.filters import Unmatched
 from headrace.gateways.delivery.logsettings import log_settings
 from headrace.gateways.delivery.queue import Overflow, QueueSettings
+from headrace.gateways.delivery.retry import DELAY_MAX_MS, DELAY_MS, Backoff, RetryPolicy
 
 QUORUM_DELIVERY_LIMIT = 20
 
@@ -44,12 +47,14 @@ def combine(asked: QueueArguments, policy: Table) -> QueueSettings:
         dead_letter_exchange=_text(asked.dead_letter_exchange, policy.get("dead-letter-exchange")),
         dead_letter_routing_key=_text(asked.dead_letter_routing_key, policy.get("dead-letter-routing-key")),
         at_least_once=_at_least_once(asked, policy, overflow),
+        retry=None if is_stream else _retry(asked.retry, policy),
         delivery_limit=_delivery_limit(asked, policy),
         consumer_timeout_ms=_lower(asked.consumer_timeout_ms, policy.get("consumer-timeout")),
         single_active_consumer=asked.single_active_consumer,
         committed_dispatch=asked.dispatch == "committed",
         tells_failures=asked.queue_type is QueueType.QUORUM,
         stream=is_stream,
+        filter_unmatched=asked.filter_unmatched or _unmatched(policy.get("filter-unmatched")),
         max_age_ms=max_age_ms,
         log=log,
     )
@@ -60,6 +65,28 @@ def _at_least_once(asked: QueueArguments, policy: Table, overflow: Overflow) -> 
     strategy = asked.dead_letter_strategy or policy.get("dead-letter-strategy")
     is_quorum = asked.queue_type is QueueType.QUORUM
     return is_quorum and strategy == DeadLetterStrategy.AT_LEAST_ONCE and overflow is Overflow.REJECT_PUBLISH
+
+
+def _retry(asked: RetryArguments, policy: Table) -> RetryPolicy | None:
+    """A retry policy, if anybody says how often; for the rest an argument wins, and then the defaults hold."""
+    retries_max = _first(asked.max, policy.get("retry-max"))
+    if retries_max is None:
+        return None
+    backoff = asked.backoff or policy.get("retry-backoff")
+    delay_ms = _first(asked.delay_ms, policy.get("retry-delay-ms"))
+    delay_ms = DELAY_MS if delay_ms is None else delay_ms
+    delay_max_ms = _first(asked.delay_max_ms, policy.get("retry-delay-max-ms"))
+    return RetryPolicy(
+        retries_max,
+        Backoff(backoff) if isinstance(backoff, str) else Backoff.EXPONENTIAL,
+        delay_ms,
+        max(DELAY_MAX_MS, delay_ms) if delay_max_ms is None else delay_max_ms,
+        (asked.jitter if asked.jitter is not None else policy.get("retry-jitter")) is True,
+    )
+
+
+def _first(argument: int | None, policy: object) -> int | None:
+    return argument if argument is not None else policy if isinstance(policy, int) else None
 
 
 def _delivery_limit(asked: QueueArguments, policy: Table) -> int | None:
@@ -80,6 +107,10 @@ def _age_ms(policy: object) -> int | None:
 
 def _text(argument: str | None, policy: object) -> str | None:
     return argument if argument is not None else policy if isinstance(policy, str) else None
+
+
+def _unmatched(policy: object) -> Unmatched:
+    return Unmatched(policy) if isinstance(policy, str) else Unmatched.STAY
 
 
 def _overflow(policy: object) -> Overflow:

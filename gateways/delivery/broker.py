@@ -29,10 +29,12 @@ from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog, Run
 from headrace.core_log.outbox import Transfer
-from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, Producer, Protocol, RecordBatch
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, Headers, Producer, Protocol, RecordBatch
 from headrace.core_log.spec import StreamSpec
+from headrace.delay.config import DelayConfig
 from headrace.gateways.delivery import journal
 from headrace.gateways.delivery.delayed import Delayed
+from headrace.gateways.delivery.delayed_duty import DutyKind
 from headrace.gateways.delivery.expiry import Expiry
 from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
 from headrace.gateways.delivery.logsettings import SEGMENT_BYTES_MIN, LogSettings
@@ -42,6 +44,8 @@ from headrace.gateways.delivery.queue import Queue, QueueSettings, View
 from headrace.gateways.delivery.reading import ReadingView
 from headrace.gateways.delivery.release import Releases
 from headrace.gateways.delivery.relocation import exchanges_of
+from headrace.gateways.delivery.returns import Returns
+from headrace.gateways.delivery.scanning import Scanning
 from headrace.gateways.delivery.timers import Timers
 from headrace.gateways.delivery.transfers import Move, Stamp, Transfers
 from headrace.gateways.delivery.vhost import EPHEMERAL_VIEWS, Target, VirtualHost
@@ -53,6 +57,8 @@ STREAM_PERIOD_S = 1.0
 CONFIGURE_RETRY_S = 5.0
 RELEASE_BYTES_MIN = 1 << 30
 TRANSIENT_NAME = "__transient"
+# What the delay engine parks and decides is nobody else's.
+DELAY_PREFIX = "__delay."
 TRANSIENT_CONFIG = LogConfig(
     durability="os", retention_ms=60_000, segment_ms_max=60_000, segment_bytes_max=16 * 1024 * 1024
 )
@@ -88,6 +94,7 @@ class Broker:
         clean: bool,
         log_config: LogConfig | None = None,
         release_bytes_min: int = RELEASE_BYTES_MIN,
+        delay: DelayConfig | None = None,
         fields_of: FieldsOf = lambda properties: ({}, ()),
         restate: Restate = lambda key, properties, attributes: properties,
     ) -> None:
@@ -122,13 +129,17 @@ class Broker:
         # Called when something became ready outside of a door's turn.
         self.on_ready: Callable[[], None] = lambda: None
         self.releases = Releases(self, release_bytes_min)
+        self._scanning = Scanning(self.wake, lambda: self.on_ready())
         # What leaves queues for other logs.
         self.transfers = Transfers(self, stamp)
+        self.returns = Returns(self)
         # Who hears of every append to a log, besides its views.
         self.taps: dict[PartitionLog, Tap] = {}
         self.timers = Timers(env.clock)
         self._expiry = Expiry(self.timers, env.clock, self._expired)
         self.delayed = Delayed()
+        self.delayed.open(env, directory, delay or DelayConfig())
+        self.delayed.carry(DutyKind.RETRY, self.returns)
         self._running = trio.CancelScope()
         # Of `run`; None before it has begun.
         self._ended: trio.Event | None = None
@@ -183,7 +194,7 @@ class Broker:
             (stream.spec.id, log.partition): log
             for stream in self.directory.streams.values()
             for log in stream.partitions
-            if log not in self._private
+            if log not in self._private and not stream.spec.name.startswith(DELAY_PREFIX)
         }
         leaving = []
         for view_id, state in restored.views.items():
@@ -209,6 +220,7 @@ class Broker:
         await self._drop_unneeded()
         for host in self.vhosts.values():
             host.configure_logs()
+        await self.delayed.delays.load()
         self._loaded = True
         self.transfers.resume(leaving)
         for queue in self._views.values():
@@ -573,6 +585,7 @@ class Broker:
         expiry_us: int = 0,
         keys: Sequence[bytes] | None = None,
         origin: int | Sequence[int] = 0,
+        headers: Sequence[Headers] | None = None,
     ) -> int | None:
         """Append records that share target, attributes and expiry; the views hear of them at once.
 
@@ -596,6 +609,7 @@ class Broker:
             route_set=target.route_set,
             origin=origin,
             tags=target.tags,
+            headers=headers,
         )
         assert appended.run is not None
         self._arrived(target, log, appended.run, expiry_us)
@@ -659,6 +673,8 @@ class Broker:
         attributes: int,
         expiry_us: int = 0,
         origin: int = 0,
+        headers: Sequence[Headers] | None = None,
+        timestamp_us: int | None = None,
     ) -> int:
         """The same for the next numbers of an outbox, whose target has a log (core_log/outbox.py)."""
         log = target.log
@@ -669,12 +685,13 @@ class Broker:
             properties,
             bodies,
             settled=settled,
-            timestamp_us=self.env.clock.wall_us(),
+            timestamp_us=self.env.clock.wall_us() if timestamp_us is None else timestamp_us,
             attributes=attributes,
             expiry_us=expiry_us,
             route_set=target.route_set,
             origin=origin,
             tags=target.tags,
+            headers=headers,
         )
         if appended.run is not None:
             if not target.queues:
@@ -763,7 +780,9 @@ class Broker:
             self._to_dispatch[queue] = None
 
     async def committed(self) -> None:
-        """Everything published so far is safe when this returns."""
+        """Everything published or parked so far is safe when this returns."""
+        intake = self.delayed.delays.intake
+        await self.wait_committed(intake, intake.end)
         for log in list(self._dirty_logs):
             await self.wait_committed(log, log.end)
 
@@ -779,6 +798,8 @@ class Broker:
                     for reader in list(queue.readers.values()):
                         reader.dispatch()
                     self._note_hidden(queue)
+                if queue.is_unfinished or any(reader.is_unfinished for reader in queue.readers.values()):
+                    self._scanning.add(queue)
                 queue.keep_limits()
                 if queue.timed or queue.settings.message_ttl_ms is not None:
                     self._watch_head(queue)
@@ -839,9 +860,11 @@ class Broker:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.timers.run)
                     nursery.start_soon(self._expiry.run)
+                    nursery.start_soon(self.delayed.delays.run)
                     nursery.start_soon(self._keep_journal)
                     nursery.start_soon(self._keep_streams)
                     nursery.start_soon(self.releases.run)
+                    nursery.start_soon(self._scanning.run)
                     nursery.start_soon(self.transfers.run)
                     nursery.start_soon(self._keep_configs)
         finally:
@@ -854,7 +877,9 @@ class Broker:
         self._running.cancel()
         if self._ended is not None:
             await self._ended.wait()
+        # What leaves queues may be parked with it.
         await self.write_journal()
+        await self.delayed.delays.close()
         # The metadata know, should there be no room.
         with suppress(DiskFull):
             await self._write_configs()

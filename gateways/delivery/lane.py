@@ -639,11 +639,15 @@ class Lane:
             return self._ready[0].seq
         return self._backlog[0].seq if self._backlog else self.next_seq
 
-    def extent_at(self, seq: int) -> Extent | None:
-        """Where the record with this sequence is to be looked for; not to be changed."""
-        place = bisect_right(self._arrivals, seq, key=_sequence) - 1
-        extent = self._arrivals[place] if place >= 0 else None
-        return extent if extent is not None and seq < extent.seq + extent.count else None
+    def extent_from(self, seq: int) -> Extent | None:
+        """Where the first record with this sequence or a later one is to be looked for; not to be changed."""
+        arrivals = self._arrivals
+        place = max(bisect_right(arrivals, seq, key=_sequence) - 1, 0)
+        while place < len(arrivals):
+            if seq < arrivals[place].seq + arrivals[place].count:
+                return arrivals[place]
+            place += 1
+        return None
 
     def ready_parts(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts (first, end) of a range of sequences, from `ready_from` on, that are ready in their order."""
@@ -681,6 +685,23 @@ class Lane:
             found.batch = None
             return self.returned_at(seq)
         return found
+
+    def returned(self) -> Iterator[tuple[int, int]]:
+        """The sequences (first, end) of what came back."""
+        return ((one.seq, one.seq + one.count) for one in self._returned)
+
+    def returned_from(self, seq: int) -> int | None:
+        """The first sequence from this one on that came back and can be read."""
+        for one in islice(self._returned, max(bisect_right(self._returned, seq, key=_sequence) - 1, 0), None):
+            if one.seq + one.count > seq and one.offset >= one.source.log_start:
+                return max(one.seq, seq)
+        return None
+
+    def count_left(self, extent: Extent, offset: int) -> int:
+        """How many records of an extent are at this offset or behind it."""
+        if extent.exact or extent.count == extent.end - extent.first:
+            return max(0, min(extent.end - offset, extent.count))
+        return min(self._count(extent.source, offset, extent.end), extent.count)
 
     def claim_returned(self, stretch: Stretch, skip: int, count: int) -> Stretch:
         """Hand out `count` records of what came back, without the first so many of them."""

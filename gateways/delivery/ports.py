@@ -5,6 +5,7 @@ from typing import Protocol
 
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import RecordBatch
+from headrace.core_log.summary import Sieve
 
 
 class LogRun(Protocol):
@@ -36,6 +37,9 @@ class Source(Protocol):
     def synced_end(self) -> int: ...
 
     def read(self, offset: int, *, bytes_max: int = ..., end: int | None = ...) -> Sequence[LogRun]: ...
+
+    def pass_over(self, offset: int, sieve: Sieve, *, end: int) -> tuple[int, bool]:
+        """Where the next batch begins that may hold something (then True), or how far was looked."""
 
     def when_committed(self, next_offset: int, done: Callable[[], None]) -> None: ...
 

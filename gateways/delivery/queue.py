@@ -8,7 +8,7 @@ Invariant (Q1): arrived = ready + unacked + settled, each counted once.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -20,13 +20,16 @@ from headrace.controller.table import EMPTY, Table
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import PRIORITY_MASK, PRIORITY_SHIFT, RecordBatch
+from headrace.filtering.expression import Expression
 from headrace.gateways.delivery.attachment import Attachment
+from headrace.gateways.delivery.filters import Filters, Unmatched
 from headrace.gateways.delivery.groups import LaneGroup
 from headrace.gateways.delivery.history import History
 from headrace.gateways.delivery.lane import Lane, Stretch, spans_of
 from headrace.gateways.delivery.logsettings import NOTHING_ASKED, LogSettings
 from headrace.gateways.delivery.ports import Source
 from headrace.gateways.delivery.reading import ReadingView
+from headrace.gateways.delivery.retry import RetryPolicy
 
 # One turn of dispatch hands a consumer at most so many records, so that others get theirs and buffers stay small.
 CHUNK_COUNT_MAX = 512
@@ -39,6 +42,8 @@ UNLIMITED = 1 << 62
 # So many are let go of in one turn when very many expire together (some 20 us each when they are dead-lettered); the
 # queue's timer goes on with the rest.
 EXPIRED_PER_TURN = 1024
+# The same for what no filter wants.
+UNMATCHED_PER_TURN = 1024
 
 
 class Overflow(StrEnum):
@@ -54,6 +59,8 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     MAXLEN = "maxlen"
     DELIVERY_LIMIT = "delivery_limit"
+    # Not RabbitMQ's: no consumer's filter wants it (x-filter-unmatched).
+    UNMATCHED = "unmatched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ class QueueSettings:
     dead_letter_routing_key: str | None = None
     # A dead letter for which there is no way stays until there is one.
     at_least_once: bool = False
+    # What fails is tried again before it is dead.
+    retry: RetryPolicy | None = None
     delivery_limit: int | None = None
     # How long a consumer may keep a delivery without settling it; None: as long as the door allows.
     consumer_timeout_ms: int | None = None
@@ -82,6 +91,8 @@ class QueueSettings:
     # Read by reading views only, and kept for so long rather than until it is settled.
     stream: bool = False
     max_age_ms: int | None = None
+    # What becomes of records that no consumer's filter wants.
+    filter_unmatched: Unmatched = Unmatched.STAY
     # How its own log is kept.
     log: LogSettings = NOTHING_ASKED
 
@@ -153,6 +164,9 @@ class Queue:
         # Bindings to the past, and how far they went (past.py).
         self.attached: list[Attachment] = []
         self.consumers: list[Consumer] = []
+        self._filters: Filters[Consumer] = Filters()
+        # There is more to look at, by a filter, than one turn has time for.
+        self.is_unfinished = False
         # Those who only read, each with a place of its own.
         self.readers: dict[Consumer, ReadingView] = {}
         self.history = History(
@@ -160,6 +174,7 @@ class Queue:
             is_stream=settings.stream,
             bytes_max=settings.length_bytes_max if settings.stream else None,
         )
+        self.unmatched_count = 0
         self.expired_count = self.dropped_count = self.delivered_count = self.acked_count = self.returned_count = 0
         self._transfer = transfer
         self._changed = changed
@@ -358,7 +373,10 @@ class Queue:
 
     # -- consumers ----------------------------------------------------------------------------------------------
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: Consumer, wants: Expression | None = None) -> None:
+        """`wants`: it is given only what this filter lets through. Raises TooManyFilters."""
+        if wants is not None:
+            self._filters.add(consumer, wants)
         # A single active consumer stays active, whoever else comes.
         first = 1 if self.settings.single_active_consumer and self.consumers else 0
         place = next(
@@ -372,9 +390,9 @@ class Queue:
         if self.group is not None:
             self.group.share_out(self.consumers)
 
-    def add_reader(self, consumer: Consumer, start: int) -> ReadingView:
+    def add_reader(self, consumer: Consumer, start: int, wants: Expression | None = None) -> ReadingView:
         """Somebody who reads from this number on, and takes nothing away."""
-        view = self.readers[consumer] = ReadingView(self, consumer, start)
+        view = self.readers[consumer] = ReadingView(self, consumer, start, wants)
         self.had_consumers = True
         return view
 
@@ -386,6 +404,7 @@ class Queue:
             return
         place = self.consumers.index(consumer)
         del self.consumers[place]
+        self._filters.remove(consumer)
         if place < self._turn:
             self._turn -= 1
         if self.group is not None:
@@ -396,15 +415,23 @@ class Queue:
         if self._dispatching or self.deleted:
             return
         self._dispatching = True
+        self.is_unfinished = False
+        self._filters.begin_turn()
         for lane in self.lanes:
             lane.hidden_in = None
         try:
             patience = self.expired_count + EXPIRED_PER_TURN
-            if self.group is None:
+            if self.group is None and self._filters:
+                self._deal_filtered(patience)
+            elif self.group is None:
                 self._deal(patience)
             else:
                 while self._deal_lanes(self.group, patience):
                     pass
+            if self._filters:
+                self.is_unfinished = self._filters.is_tired
+                if self.settings.filter_unmatched is not Unmatched.STAY:
+                    self._leave_unmatched()
             if self.expired_count < patience:
                 self._note_offered()
                 self.expire_heads()
@@ -421,6 +448,49 @@ class Queue:
                 break
             self._hand_to(consumer, stretch)
 
+    def _deal_filtered(self, expired_max: int) -> None:
+        """The same where some want only part of it: those who find nothing more leave the round."""
+        dry: set[Expression | None] = set()
+        while self.ready_count:
+            consumer = self._next_consumer(dry)
+            if consumer is None:
+                break
+            wants = self._filters.of(consumer)
+            count = self._chunk(consumer.room())
+            stretch = self._take(count, offering=True, expired_max=expired_max, wants=wants)
+            if stretch is None:
+                dry.add(wants)
+            else:
+                self._hand_to(consumer, stretch)
+
+    def _leave_unmatched(self) -> None:
+        """Let go of what every filter has seen and none wants; the rest waits until all have seen it."""
+        patience = UNMATCHED_PER_TURN
+        for lane in self.lanes:
+            unmatched = self._filters.unmatched(lane, self._takers(lane))
+            while patience > 0 and lane.ready_count and (head := lane.head()) is not None:
+                count = unmatched(head)
+                if not count:
+                    break
+                stretch = lane.take(min(count, patience))
+                assert stretch is not None
+                patience -= stretch.count
+                self._leave(stretch)
+                self.unmatched_count += stretch.count
+                if self.settings.filter_unmatched is Unmatched.DEAD_LETTER:
+                    self._let_go(stretch, Reason.UNMATCHED)
+                else:
+                    lane.settle(stretch.seq, stretch.count)
+                self._changed(self)
+        self.is_unfinished = self.is_unfinished or patience <= 0
+
+    def _takers(self, lane: Lane) -> list[Consumer]:
+        """Who may be given records of this lane."""
+        if self.group is not None:
+            owner = self.group.owners[lane.place]
+            return [] if owner is None else [owner]
+        return self.consumers[:1] if self.settings.single_active_consumer else self.consumers
+
     def _deal_lanes(self, group: LaneGroup[Consumer], expired_max: int) -> bool:
         """Each lane once, a few records to its owner; False when nobody got anything."""
         dealt = False
@@ -431,7 +501,13 @@ class Queue:
             room = consumer.room()
             if room <= 0:
                 continue
-            stretch = self._take_from(lane, min(room, LANE_CHUNK_COUNT), offering=True, expired_max=expired_max)
+            stretch = self._take_from(
+                lane,
+                min(room, LANE_CHUNK_COUNT),
+                offering=True,
+                expired_max=expired_max,
+                wants=self._filters.of(consumer),
+            )
             if stretch is not None:
                 if not consumer.no_ack:
                     group.note_taken(place, consumer, stretch.count)
@@ -456,6 +532,8 @@ class Queue:
     def _note_offered(self) -> None:
         """Consumers had their chance of everything, except of what they may not see before a commit."""
         for lane in self.lanes:
+            if self._filters and not self._filters.is_done(lane):
+                continue
             if lane.hidden_in is None or not self.consumers:
                 lane.offered_below = lane.next_seq
 
@@ -465,16 +543,19 @@ class Queue:
             count = min(count, max(1, self.ready_count // (FAIR_COUNT * len(self.consumers))))
         return count
 
-    def _next_consumer(self) -> Consumer | None:
-        """The next in turn among those of the highest priority that have room."""
+    def _next_consumer(self, dry: Container[Expression | None] = ()) -> Consumer | None:
+        """The next in turn among those of the highest priority that have room, and whose filter is none of these."""
         consumers = self.consumers
         count = len(consumers)
         if count == 1 or self.settings.single_active_consumer:
-            return consumers[0] if consumers[0].room() > 0 else None
+            first = consumers[0]
+            return first if first.room() > 0 and (not dry or self._filters.of(first) not in dry) else None
         best: Consumer | None = None
         for step in range(count):
             place = (self._turn + step) % count
             consumer = consumers[place]
+            if dry and self._filters.of(consumer) in dry:
+                continue
             if (best is None or consumer.priority > best.priority) and consumer.room() > 0:
                 best = consumer
                 turn = place + 1
@@ -482,18 +563,33 @@ class Queue:
             self._turn = turn % count
         return best
 
-    def _take(self, count_max: int, *, offering: bool = False, expired_max: int = UNLIMITED) -> Stretch | None:
+    def _take(
+        self,
+        count_max: int,
+        *,
+        offering: bool = False,
+        expired_max: int = UNLIMITED,
+        wants: Expression | None = None,
+    ) -> Stretch | None:
         """The next that live. `offering`: what no consumer was offered yet may have its chance although its time is
         over, since a time to live of 0 means now or never."""
         for lane in reversed(self.lanes):
-            stretch = self._take_from(lane, count_max, offering=offering, expired_max=expired_max)
+            stretch = self._take_from(lane, count_max, offering=offering, expired_max=expired_max, wants=wants)
             if stretch is not None:
                 return stretch
         return None
 
-    def _take_from(self, lane: Lane, count_max: int, *, offering: bool, expired_max: int) -> Stretch | None:
+    def _take_from(
+        self, lane: Lane, count_max: int, *, offering: bool, expired_max: int, wants: Expression | None = None
+    ) -> Stretch | None:
         early = not self.settings.committed_dispatch
-        while self.expired_count < expired_max and (taken := lane.take(count_max, early=early)) is not None:
+        while self.expired_count < expired_max:
+            if wants is None:
+                taken = lane.take(count_max, early=early)
+            else:
+                taken = self._filters.take(lane, wants, count_max, early=early)
+            if taken is None:
+                break
             if not self._has_times(taken):
                 self._leave(taken)
                 return taken

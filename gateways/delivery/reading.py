@@ -4,6 +4,8 @@ It stands beside the work view of an ordinary queue, and is the only way into a 
 queue's history; records come from the logs again, a window at a time, through a lane of its own, so memory is bounded
 however far back it starts. An ack gives the consumer room for more and nothing else; nothing comes back, nothing is
 dead-lettered. Readers see offsets, so they see committed records only (K3), and each record under one number for ever.
+A reader with a filter is handed what matches; batches that hold nothing of it are passed over unread where every record
+of them is the queue's, and a long way without a match is gone in several turns.
 """
 
 from functools import partial
@@ -15,20 +17,29 @@ from headrace.gateways.delivery.lane import Extent, Lane, Stretch, spans_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from headrace.filtering.expression import Expression
     from headrace.gateways.delivery.queue import Consumer, Queue, QueueSettings
 
 # One turn hands a reader at most so many records at a time, so that buffers stay small.
 CHUNK_COUNT_MAX = 512
+# With a filter so many are looked at together, and so many in one turn.
+LOOK_COUNT_MAX = 4096
+TURN_COUNT_MAX = 16 * 1024
+# As long as one look at summaries takes, in records.
+PASS_COUNT = TURN_COUNT_MAX // 8
 
 
 class ReadingView:
-    def __init__(self, queue: "Queue", consumer: "Consumer", start: int) -> None:
+    def __init__(self, queue: "Queue", consumer: "Consumer", start: int, wants: "Expression | None" = None) -> None:
         """`start`: the number of the first record to be read; those that are gone are passed over."""
         self.queue = queue
         self.consumer = consumer
         self.delivered_count = 0
         self._history = queue.history
         self.lane = Lane(partial(spans_of, view_id=queue.view_id))
+        self._wants = self.lane.sieve = wants
+        # There is more to look at than one turn has time for.
+        self.is_unfinished = False
         # Everything below this number is with the lane, and was taken from offsets below `_resume` of its log.
         self._fed = min(max(start, self._history.first_seq), self._history.next_seq)
         self._resume: int | None = None
@@ -50,6 +61,9 @@ class ReadingView:
 
     def dispatch(self) -> None:
         """Hand out what may be seen while there is room."""
+        if self._wants is not None:
+            self._dispatch_wanted(self._wants)
+            return
         lane, consumer = self.lane, self.consumer
         lane.hidden_in = None
         while (room := consumer.room()) > 0:
@@ -62,6 +76,51 @@ class ReadingView:
             elif lane.ready_count:
                 # Not committed yet.
                 return
+
+    def _dispatch_wanted(self, wants: "Expression") -> None:
+        lane, consumer = self.lane, self.consumer
+        lane.hidden_in = None
+        self.is_unfinished = False
+        left = TURN_COUNT_MAX
+        while consumer.room() > 0:
+            if left <= 0:
+                self.is_unfinished = True
+                return
+            if not lane.ready_count and not self._feed():
+                return
+            lane.is_passing = False
+            stretch = lane.take(LOOK_COUNT_MAX, early=False)
+            if stretch is not None:
+                left -= stretch.count
+                self._hand_out(wants, stretch)
+            elif lane.is_passing:
+                left -= PASS_COUNT
+            elif lane.ready_count:
+                # Not committed yet.
+                return
+
+    def _hand_out(self, wants: "Expression", stretch: Stretch) -> None:
+        """What matches, as far as there is room; what is behind that comes back."""
+        lane, consumer = self.lane, self.consumer
+        batch = stretch.loaded()
+        for low, high in wants.spans(batch, stretch.index, stretch.index + stretch.count):
+            if low > stretch.index:
+                passed = stretch.split(low - stretch.index)
+                lane.settle(passed.seq, passed.count)
+            room = min(consumer.room(), CHUNK_COUNT_MAX, high - low)
+            if room <= 0:
+                lane.put_back(stretch)
+                return
+            part = stretch.split(room) if room < stretch.count else stretch
+            self.delivered_count += part.count
+            if part is stretch:
+                consumer.deliver(self, part)
+                return
+            consumer.deliver(self, part)
+            if room < high - low:
+                lane.put_back(stretch)
+                return
+        lane.settle(stretch.seq, stretch.count)
 
     def _feed(self) -> bool:
         """Tell the lane of the next piece of the history; False when there is none."""

@@ -1,6 +1,6 @@
 """A partition: what is read back, what a start finds, what is refused, what producers and deletes leave behind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from headrace.core_log.producers import WINDOW
 from headrace.core_log.record import Gap, Producer
 from headrace.core_log.segment import Segment
 from headrace.core_log.storage.memory import MemoryStorage
-from headrace.core_log.summary import key_hash, tag_hash
+from headrace.core_log.summary import key_hash, may_hold, tag_hash
 
 from .power.inline import append, commit, create_logs, open_directory, values_of
 
@@ -774,3 +774,73 @@ def test_records_that_share_nothing_are_one_append_and_come_back() -> None:
         disk.log.append_columns(
             [b""], [b""], [b""], timestamps=[1], expiries=[1], attributes=[0], origins=[0], tags=[("t" * 70_000,)]
         )
+
+
+# -- passing over -------------------------------------------------------------------------------------------------
+
+
+class Wanted:
+    """A sieve for one tag, which counts what it was asked."""
+
+    def __init__(self, tag: str) -> None:
+        self.hash = tag_hash(tag)
+        self.summaries = self.columns = 0
+
+    def may_match(self, summary: bytes) -> bool:
+        self.summaries += 1
+        return may_hold(summary, self.hash)
+
+    def may_hold(self, tag_hashes: Sequence[int], tag_sets: Iterable[Sequence[int]]) -> bool:
+        self.columns += 1
+        return any(tag_hashes[place] == self.hash for places in tag_sets for place in places)
+
+
+def tagged_log(tags_of_batches: Sequence[str]) -> PartitionLog:
+    disk = Disk(LogConfig(compression="none"))
+    log = disk.log
+    for tag in tags_of_batches:
+        log.append([b"key"] * 10, [b""] * 10, [b"value"] * 10, timestamp_us=1, tags=(tag,) if tag else ())
+        log.seal()
+    disk.commit()
+    return log
+
+
+def test_batches_without_a_wanted_tag_are_passed_over() -> None:
+    log = tagged_log(["a"] * 50 + ["b"] + ["a"] * 50)
+    log._tail.clear()
+    sieve = Wanted("b")
+    assert log.pass_over(0, sieve, end=int(log.end)) == (500, True)
+    assert log.pass_over(505, sieve, end=int(log.end)) == (505, True)
+    assert log.pass_over(510, sieve, end=int(log.end)) == (1010, False)
+    assert log.pass_over(0, Wanted("c"), end=300) == (300, False)
+    assert sieve.columns < 10
+    with pytest.raises(OffsetOutOfRange):
+        log.pass_over(11, sieve, end=10)
+
+
+def test_only_so_many_batches_are_passed_over_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.core_log.log.PASSED_OVER_MAX", 7)
+    log = tagged_log(["a"] * 20)
+    log._tail.clear()
+    sieve = Wanted("b")
+    assert log.pass_over(0, sieve, end=int(log.end)) == (70, False)
+    assert log.pass_over(70, sieve, end=int(log.end)) == (140, False)
+    assert log.pass_over(140, sieve, end=int(log.end)) == (200, False)
+
+
+def test_what_is_in_memory_is_not_passed_over() -> None:
+    log = tagged_log(["a"] * 5)
+    assert log.pass_over(0, Wanted("b"), end=int(log.end)) == (0, True)
+
+
+def test_batch_ends_before_its_tags_are_too_many_for_it() -> None:
+    disk = Disk(LogConfig(compression="none"))
+    log = disk.log
+    for number in range(80):
+        tags = tuple(f"{number}-{place}" for place in range(1000))
+        log.append([b"key"], [b""], [b"value"], timestamp_us=1, tags=tags)
+    disk.commit()
+    found = [batch.tags_at(index) for batch, first, last in log.runs() for index in range(first, last)]
+    assert [len(set(tags)) for tags in found] == [1000] * 80
+    with pytest.raises(Refused, match="more than 1024"):
+        log.append([b"key"], [b""], [b"value"], timestamp_us=1, tags=tuple(map(str, range(1025))))

@@ -20,7 +20,6 @@ from headrace.gateways.amqp.arguments import (
     Dispatch,
     Durability,
     ExchangeArguments,
-    FilterUnmatched,
     HashProperty,
     HeadersMatch,
     QueueArguments,
@@ -51,6 +50,7 @@ from headrace.gateways.amqp.fields import (
     encode_table,
 )
 from headrace.gateways.amqp.properties import EXPIRATION_MS_MAX
+from headrace.gateways.delivery.filters import Unmatched
 from headrace.gateways.delivery.queue import Overflow
 from headrace.gateways.delivery.routing import ExchangeKind
 
@@ -121,7 +121,7 @@ def test_every_queue_argument_is_read() -> None:
         single_active_consumer=True,
         delivery_limit=20,
         dispatch=Dispatch.COMMITTED,
-        filter_unmatched=FilterUnmatched.DEAD_LETTER,
+        filter_unmatched=Unmatched.DEAD_LETTER,
         stream=StreamSettings(8, Durability.INTERVAL, Compression.LZ4, 0, 2**40),
         retry=RetryArguments(3, Backoff.EXPONENTIAL, 100, 10_000, True),
     )

@@ -111,7 +111,6 @@ def test_argument_that_makes_no_sense_is_406(channel: BlockingChannel, name: str
     "arguments",
     [
         {"x-retry-max": 3},
-        {"x-filter-unmatched": "drop"},
     ],
     ids=str,
 )
