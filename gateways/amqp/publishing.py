@@ -16,10 +16,12 @@ from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Producer, Proto
 from headrace.filtering.tags import NO_TAGS, InvalidTags, Tags
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
+from headrace.gateways.amqp.delaying import Asked, first_delay
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp
 from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, encode_return
 from headrace.gateways.amqp.methods import Publish, decode_publish
+from headrace.gateways.amqp.parking import Parcel, Parking
 from headrace.gateways.amqp.properties import PropertyScan
 from headrace.gateways.amqp.replyto import PREFIX as REPLY_PREFIX
 from headrace.gateways.amqp.replyto import REPLY_TO
@@ -27,6 +29,7 @@ from headrace.gateways.amqp.tags import tagged_runs, tags_of
 from headrace.gateways.delivery import producers
 from headrace.gateways.delivery.access import Access, Operation, Tag
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.delayed_when import HINT
 from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.vhost import Target, VirtualHost
 
@@ -84,6 +87,9 @@ class Publisher:
         self._targets: dict[bytes, _Resolved] = {}
         # What an idempotent producer sent in this read and is not yet published.
         self._numbered: _Numbered | None = None
+        self._parking = Parking(broker, host.name)
+        # What is to be delivered later, came in this read and is not yet parked.
+        self._parcel: Parcel | None = None
         self.frame_max = 131_072
 
     def publish(self, channel: Channel, run: PublishRun) -> None:
@@ -94,7 +100,7 @@ class Publisher:
                 try:
                     self._publish_interesting(channel, resolved, run, first, last, scan)
                 finally:
-                    self._publish_numbered(channel)
+                    self._publish_gathered(channel)
             elif resolved.target.route.unroutable and resolved.answers:
                 for index in range(first, last):
                     self._reply(channel, resolved.publish, run.properties[index], run.bodies[index])
@@ -107,12 +113,19 @@ class Publisher:
         usual = not resolved.target.route.reads_message and not resolved.answers
         for start, end, tags in tagged_runs(run.properties, first, last):
             if usual and tags is not None:
-                self._publish_numbered(channel)
+                self._publish_gathered(channel)
                 target = self._tagged(resolved, tags)
                 self._keep(channel, resolved.publish, target, run.properties[start:end], run.bodies[start:end], scan)
                 continue
             for index in range(start, end):
-                self._publish_special(channel, resolved, run.properties[index], run.bodies[index], scan)
+                props = run.properties[index]
+                if usual and HINT in props:
+                    found = first_delay(props)
+                    if found is not None and found[1] > 0:
+                        asked = self._parking.asked_delay(found[1])
+                        self._gather(channel, resolved.publish, resolved.target, props, run.bodies[index], scan, asked)
+                        continue
+                self._publish_special(channel, resolved, props, run.bodies[index], scan)
 
     def _tagged(self, resolved: _Resolved, tags: Tags) -> Target:
         if not tags:
@@ -335,7 +348,9 @@ class Publisher:
                 text = f"invalid type for header '{name}': expected an array of strings"
                 raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
             copies += [one for one in found if isinstance(one, str)]
-        if "BCC" in headers:
+        asked = self._parking.asked(headers) if HINT in props else None
+        # One that is delivered later is routed to them then.
+        if "BCC" in headers and asked is None:
             props = properties.without_header(props, "BCC")
         if decoded.reply_to == REPLY_TO:
             if channel.reply_consumer is None:
@@ -343,7 +358,10 @@ class Publisher:
                 raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
             props = properties.with_reply_to(props, channel.reply_consumer.name)
         if resolved.answers and not copies:
-            self._publish_numbered(channel)
+            if asked is not None:
+                text = "a direct reply goes from connection to connection and cannot be delivered later"
+                raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
+            self._publish_gathered(channel)
             self._reply(channel, publish, props, body)
             return
         try:
@@ -357,19 +375,79 @@ class Publisher:
             except NotFound as error:
                 raise amqp_error(ReplyCode.NOT_FOUND, str(error), *_PUBLISH_IDS) from error
         if "x-producer-id" not in headers:
-            self._publish_numbered(channel)
+            if asked is not None:
+                self._gather(channel, publish, target, props, body, scan, asked)
+                return
+            self._publish_gathered(channel)
             self._keep(channel, publish, target, [props], [body], scan)
             return
         if channel.transactional:
             text = "x-producer-id on a transactional channel: numbered publishes are confirmed, not committed"
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
         producer = self._producer(headers)
+        if asked is not None:
+            self._gather(channel, publish, target, props, body, scan, asked, producer)
+            return
         numbered = self._numbered
         if numbered is None or not numbered.goes_on_with(target, producer):
-            self._publish_numbered(channel)
+            self._publish_gathered(channel)
             numbered = self._numbered = _Numbered(publish, target, scan, producer, [], [])
         numbered.props.append(props)
         numbered.bodies.append(body)
+
+    def _publish_gathered(self, channel: Channel) -> None:
+        self._park_gathered(channel)
+        self._publish_numbered(channel)
+
+    # -- delivered later ----------------------------------------------------------------------------------------
+
+    def _gather(
+        self,
+        channel: Channel,
+        publish: Publish,
+        target: Target,
+        props: bytes,
+        body: bytes,
+        scan: PropertyScan,
+        asked: Asked,
+        producer: Producer | None = None,
+    ) -> None:
+        self._publish_numbered(channel)
+        attributes, _expiry_us = self._stored_as(scan)
+        parcel = self._parcel
+        if parcel is None or not parcel.goes_on_with(publish, target, attributes, producer):
+            self._park_gathered(channel)
+            parcel = self._parcel = Parcel(publish, target, attributes, producer)
+        parcel.add(props, body, asked)
+
+    def _park_gathered(self, channel: Channel) -> None:
+        parcel, self._parcel = self._parcel, None
+        if parcel is None:
+            return
+        if channel.transactional:
+            channel.pending.append(lambda: self._park(channel, parcel))
+        else:
+            self._park(channel, parcel)
+
+    def _park(self, channel: Channel, parcel: Parcel) -> None:
+        confirm = channel.expect(len(parcel.bodies)) if channel.confirming else None
+        target = parcel.target
+        if parcel.publish.mandatory and not target.queues and not self._broker.is_heard(target):
+            self._return(channel, parcel.publish, parcel.props, parcel.bodies)
+            _tell(confirm, Outcome.ACK)
+            return
+        try:
+            reached = self._parking.park(parcel)
+        except SequenceRefused as error:
+            if confirm is None:
+                raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *_PUBLISH_IDS) from error
+            _tell(confirm, Outcome.NACK)
+            return
+        if confirm is not None:
+            if parcel.attributes & PERSISTENT:
+                self._parking.when_parked(reached, _Confirmed(confirm, channel, self._outbox))
+            else:
+                _tell(confirm, Outcome.ACK)
 
     # -- idempotent producers -----------------------------------------------------------------------------------
 

@@ -12,10 +12,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from headrace.core_log.directory import LogDirectory
+from headrace.core_log.env import Env
 from headrace.core_log.outbox import TargetPartition
-from headrace.core_log.record import Headers
+from headrace.core_log.record import Headers, Producer
+from headrace.delay.config import DelayConfig
 from headrace.delay.delays import Delays
 from headrace.delay.fire import DueRun
+from headrace.delay.parked import DelayRefused
 from headrace.gateways.delivery.delayed_duty import Duty, DutyKind, decode_duty, encode_duty
 
 _log = logging.getLogger(__name__)
@@ -37,14 +41,26 @@ class Delayed:
 
     def __init__(self) -> None:
         self._carriers: dict[DutyKind, Carrier] = {}
-        # The engine; it is made with this as its Fire.
+        self.config = DelayConfig()
         self.delays: Delays
+
+    def open(self, env: Env, directory: LogDirectory, config: DelayConfig) -> None:
+        """The engine is made, with this as its Fire."""
+        self.config = config
+        self.delays = Delays(env, directory, config, self)
 
     def carry(self, kind: DutyKind, carrier: Carrier) -> None:
         """Before the engine loads."""
         self._carriers[kind] = carrier
 
     # -- parking ------------------------------------------------------------------------------------------------
+
+    def check(self, due_us: int, now_us: int) -> None:
+        """Raises DelayRefused for a time that is further away than can be promised."""
+        limit_s = self.config.delay_s_max
+        if due_us - now_us > limit_s * 1_000_000:
+            days = limit_s // 86_400
+            raise DelayRefused(f"due in {(due_us - now_us) // 86_400_000_000} days: the longest delay is {days} days")
 
     def park(
         self,
@@ -58,8 +74,12 @@ class Delayed:
         attributes: int = 0,
         tags: tuple[str, ...] = (),
         headers: Sequence[Headers] | None = None,
+        producer: Producer | None = None,
     ) -> int:
-        """Take records in one append; returns the offset that `when_parked` waits for. DelayRefused: none was taken."""
+        """Take records in one append; returns the offset that `when_parked` waits for. DelayRefused: none was taken.
+
+        With a producer, what was parked under its numbers before is not parked again; SequenceRefused as for a publish.
+        """
         return self.delays.park(
             encode_duty(duty),
             keys,
@@ -70,6 +90,7 @@ class Delayed:
             attributes=attributes,
             tags=tags,
             headers=headers,
+            producer=producer,
         )
 
     def when_parked(self, reached: int, done: Callable[[], None]) -> None:

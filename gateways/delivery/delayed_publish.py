@@ -58,7 +58,8 @@ class DelayedPublishes:
 
     def __init__(self, broker: Broker, words: Mapping[Protocol, Words]) -> None:
         self._broker = broker
-        self._words = {int(protocol): found for protocol, found in words.items()}
+        # By protocol.
+        self.words = {int(protocol): found for protocol, found in words.items()}
         self.published_count = self.dropped_count = 0
 
     def place(self, duty: Duty, key: bytes) -> TargetPartition | None:
@@ -102,7 +103,7 @@ class DelayedPublishes:
         self, host: VirtualHost, duty: Duty, run: DueRun
     ) -> Sequence[tuple[int, int, Target, int, Sequence[bytes]]]:
         """Neighbours that go the same way for the same time, each with the properties they are published with."""
-        words = self._words.get(run.attributes & PROTOCOL_MASK, neutral)
+        words = self.words.get(run.attributes & PROTOCOL_MASK, neutral)
         now_us = self._broker.env.clock.wall_us()
         targets: dict[bytes, Target] = {}
         ways: list[tuple[Target, int]] = []

@@ -25,9 +25,11 @@ from headrace.controller.sqlite_store import SqliteStore
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFormat
+from headrace.core_log.record import Protocol as Vocabulary
 from headrace.definitions import has_real_user, problems
 from headrace.exits import DoorNotOpened
 from headrace.gateways.amqp.deaths import stamp
+from headrace.gateways.amqp.delaying import fired
 from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
 from headrace.gateways.amqp.settings import settings_of
@@ -37,14 +39,18 @@ from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordinator
 from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
+from headrace.gateways.delivery.delayed_duty import DutyKind
+from headrace.gateways.delivery.delayed_publish import DelayedPublishes
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import DoorListener, TlsSide, is_loopback, resolve
 from headrace.gateways.delivery.meter import SystemMeter, Watch
+from headrace.gateways.delivery.schedules import Schedules
 from headrace.gateways.delivery.tls import TlsError, load_context
 from headrace.gateways.delivery.topics import Topics
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.server import HttpDoor, HttpListener
 from headrace.gateways.mapping import PropertyMapping
+from headrace.gateways.mqtt.delaying import FiredWords
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.server import MqttDoor, MqttListener
 from headrace.gateways.plain import PlainWords
@@ -96,6 +102,7 @@ class Delivery:
     reload: Callable[[Config], Awaitable[Sequence[str]]] = field(default_factory=lambda: _nothing_to_reload)
     # False until somebody besides guest can log in: then no door may be open to other machines.
     is_guarded: Callable[[], bool] = lambda: True
+    broker: Broker | None = None
 
 
 async def _nothing_to_reload(config: Config) -> Sequence[str]:
@@ -142,6 +149,9 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         restate=mapping.to_amqp,
     )
     broker.queues_max = limits.queues_max
+    publishes = DelayedPublishes(broker, {Vocabulary.AMQP: fired})
+    broker.delayed.carry(DutyKind.PUBLISH, publishes)
+    schedules = Schedules(broker, publishes)
     access = Access(metadata.snapshot)
     authentication = Authentication(
         metadata, key=env.ids.uuid().bytes + env.ids.uuid().bytes, monotonic=env.clock.monotonic, hashing=hashing
@@ -161,6 +171,8 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         config=config.mqtt.door(),
         version=f"headrace version {__version__}",
     )
+    for vocabulary in (Vocabulary.MQTT_3, Vocabulary.MQTT_5):
+        publishes.words[vocabulary] = FiredWords(broker, mqtt.scans)
     topics = Topics(broker)
     await topics.load()
     group_topics = GroupTopics(broker, topics)
@@ -169,7 +181,10 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     await groups.load()
     metadata.listen(broker.metadata_changed)
     mqtt.load()
+    schedules.load()
+    metadata.listen(schedules.metadata_changed)
     nursery.start_soon(broker.run)
+    nursery.start_soon(schedules.run)
     nursery.start_soon(topics.run)
     nursery.start_soon(groups.run)
     metadata.listen(lambda snapshot, changes: access.update(snapshot))
@@ -232,7 +247,8 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         await mqtt.close()
         await broker.close()
 
-    return Delivery([_Listening(one) for one in listeners], close, reload, lambda: has_real_user(metadata.snapshot))
+    seen = [_Listening(one) for one in listeners]
+    return Delivery(seen, close, reload, lambda: has_real_user(metadata.snapshot), broker)
 
 
 def _load_tls(config: Config) -> TlsSide | None:
@@ -268,11 +284,13 @@ async def run_node(
     reload: Reload | None = None,
     doors: Callable[[Config, LogDirectory], Sequence[Door]] | None = None,
     tune_process: bool = True,
+    opened: Callable[[Delivery], None] = lambda delivery: None,
     task_status: trio.TaskStatus[Mapping[str, Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `stop` is set, then drain and return. Started = every open door accepts; its value is where.
 
-    `tune_process`: the process is the broker's own, and its collector of garbage is set up for it.
+    `tune_process`: the process is the broker's own, and its collector of garbage is set up for it. `opened` is told
+    what serves clients, before anybody is served.
 
     Raises what the log raises when the disk can no longer be trusted; the directory then counts as unclean.
     """
@@ -291,6 +309,7 @@ async def run_node(
                 delivery = await open_delivery(config, env, log, clean, nursery)
             else:
                 delivery = Delivery(doors(config, log), trio.lowlevel.checkpoint)
+            opened(delivery)
             await _check_exposure(config, delivery)
             if reload is not None:
                 reload.apply = delivery.reload

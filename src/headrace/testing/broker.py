@@ -27,7 +27,7 @@ from headrace.config import Config, load_config
 from headrace.core_log.env import Worker
 from headrace.core_log.real import ThreadWorker, real_env
 from headrace.kinds import Address
-from headrace.node import run_node
+from headrace.node import Delivery, run_node
 from headrace.testing.clock import VirtualClock
 
 T = TypeVar("T")
@@ -156,11 +156,12 @@ class _CountedWorker:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._count = 0
+        self._count = self._calls = 0
         self._idle = trio.Event()
 
     async def run(self, call: Callable[[], T]) -> T:
         self._count += 1
+        self._calls += 1
         try:
             return await self._worker.run(call)
         finally:
@@ -169,15 +170,14 @@ class _CountedWorker:
                 self._idle.set()
                 self._idle = trio.Event()
 
-    async def wait_idle(self) -> bool:
-        """True: nobody was at work anyway."""
-        if self._count:
-            await self._idle.wait()
-            return False
-        if trio.testing.active_thread_count():
-            await trio.testing.wait_all_threads_completed()
-            return False
-        return True
+    async def wait_idle(self) -> int:
+        """Returns how many calls there were so far."""
+        while self._count or trio.testing.active_thread_count():
+            # The database has threads of its own.
+            self._calls += not self._count
+            await (self._idle.wait() if self._count else trio.testing.wait_all_threads_completed())
+            await trio.testing.wait_all_tasks_blocked()
+        return self._calls
 
 
 class _Running:
@@ -232,12 +232,26 @@ class _Running:
         env = replace(real, clock=clock, worker=worker)
         with trio.CancelScope() as self._scope:
             async with trio.open_nursery() as nursery:
-                node = partial(run_node, config, env, stop=self._stop, tune_process=False)
+                node = partial(run_node, config, env, stop=self._stop, tune_process=False, opened=self._opened)
                 bound: Mapping[str, Address] = await nursery.start(node)
-                clock.idle_threads = worker.wait_idle
+                clock.threads_idle = worker.wait_idle
                 clock.call = self._call
                 self._ready.set_result({name: address.port for name, address in bound.items()})
-        clock.call = None
+        clock.call = clock.threads_idle = clock.parked_due_us = None
+
+    def _opened(self, delivery: Delivery) -> None:
+        assert delivery.broker is not None
+        delays = delivery.broker.delayed.delays
+
+        async def parked_due_us() -> int | None:
+            if not delays.count():
+                return None
+            page = await delays.list(limit=1)
+            while not page.records and page.cursor is not None:
+                page = await delays.list(limit=1, after=page.cursor)
+            return page.records[0].due_us if page.records else None
+
+        self._clock.parked_due_us = parked_due_us
 
     def _call(self, what: Callable[[], Awaitable[None]]) -> None:
         trio.from_thread.run(what, trio_token=self._token)

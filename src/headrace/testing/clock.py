@@ -5,8 +5,8 @@
 
 Advancing goes from one moment at which something is due to the next, and at each lets the broker finish what it has to
 do: so one thing that follows from another (a dead letter that expires in turn) happens at its own time, as if the days
-had passed. What somebody waits for is due (`sleep_until`); what only comes round again (`sleep`: a sweep, a pause) is
-not a reason to stop there. Short pauses do not hold anybody up meanwhile: they end at once.
+had passed. What somebody waits for is due (`sleep_until`), and what is parked; what only comes round again (`sleep`: a
+sweep, a pause) is not a reason to stop there. Short pauses do not hold anybody up meanwhile: they end at once.
 
 Real time goes on besides, since sockets and disks have no other; a *frozen* clock shows none of it, so that exactly as
 much time passes as the test says. Pauses then still end by real time, and whoever slept looks at the clock again; that
@@ -16,14 +16,25 @@ is the rule for everybody who sleeps.
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 import trio
 import trio.testing
 
 # A pause of the broker no longer than this is cut short while everybody waits for it to finish.
 SHORT_S = 0.25
+# So often must nobody have done anything new.
+QUIET_ROUNDS = 2
+# The grain of what is parked.
+TICK_S = 0.001
 # Added to a moment at which something is due: more than a float of seconds loses.
 GRAIN_S = 2e-6
+
+
+class _Pause(NamedTuple):
+    end_s: float
+    seconds: float
+    task: trio.lowlevel.Task
 
 
 class VirtualClock:
@@ -39,11 +50,13 @@ class VirtualClock:
         self._started_us = time.time_ns() // 1000
         # Who waits for a moment, and who pauses until one: in this clock's seconds.
         self._due: dict[trio.CancelScope, float] = {}
-        self._pauses: dict[trio.CancelScope, tuple[float, float]] = {}
+        self._pauses: dict[trio.CancelScope, _Pause] = {}
         # Runs something on the broker's loop; None while it is down.
         self.call: Callable[[Callable[[], Awaitable[None]]], None] | None = None
-        # Threads at work for the broker.
-        self.idle_threads: Callable[[], Awaitable[bool]] | None = None
+        # Waits until no thread works for the broker; how many calls they were given so far.
+        self.threads_idle: Callable[[], Awaitable[int]] | None = None
+        # When the next of what is parked is due, by the wall clock.
+        self.parked_due_us: Callable[[], Awaitable[int | None]] | None = None
 
     # -- for the test -------------------------------------------------------------------------------------------
 
@@ -84,7 +97,7 @@ class VirtualClock:
 
     async def sleep(self, seconds: float) -> None:
         with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
-            self._pauses[scope] = (self.monotonic() + seconds, seconds)
+            self._pauses[scope] = _Pause(self.monotonic() + seconds, seconds, trio.lowlevel.current_task())
             try:
                 await trio.sleep_forever()
             finally:
@@ -105,17 +118,22 @@ class VirtualClock:
     async def _advance(self, span: float, silent: bool) -> None:
         end_s = self.monotonic() + span
         await self._settle()
-        while (due_s := self._next(silent)) < end_s:
+        while (due_s := await self._next(silent)) < end_s:
             self._jump(max(0.0, due_s - self.monotonic()) + GRAIN_S)
             await self._settle()
         self._jump(max(0.0, end_s - self.monotonic()))
         await self._settle()
 
-    def _next(self, silent: bool) -> float:
-        found = min(self._due.values(), default=float("inf"))
+    async def _next(self, silent: bool) -> float:
+        moments = [*self._due.values()]
         if silent:
-            found = min(found, min((end for end, _ in self._pauses.values()), default=float("inf")))
-        return found
+            moments += [one.end_s for one in self._pauses.values()]
+        parked_us = None if self.parked_due_us is None else await self.parked_due_us()
+        if parked_us is not None:
+            # What is due within a tick is due at its end. One that has passed waits for something else than time.
+            wait_s = (parked_us - self.wall_us()) / 1e6 + TICK_S
+            moments += [self.monotonic() + wait_s] if wait_s > 0 else []
+        return min(moments, default=float("inf"))
 
     def _jump(self, seconds: float) -> None:
         self._added_s += seconds
@@ -125,16 +143,21 @@ class VirtualClock:
                 scope.deadline = real_s
             elif not self.frozen:
                 scope.deadline = real_s + end_s - now_s
-        for scope, (end_s, _) in self._pauses.items():
-            scope.deadline = min(scope.deadline, real_s + max(0.0, end_s - now_s))
+        for scope, pause in self._pauses.items():
+            scope.deadline = min(scope.deadline, real_s + max(0.0, pause.end_s - now_s))
 
     async def _settle(self) -> None:
-        """Until the broker has nothing left to do but wait for clients and for time to pass."""
-        while True:
+        """Until the broker has nothing left to do but wait for clients and for time to pass.
+
+        Some only look round, pause and look round again: it is done when nobody did anything else for a while.
+        """
+        quiet_count, before = 0, None
+        while quiet_count < QUIET_ROUNDS:
             await trio.testing.wait_all_tasks_blocked()
-            if self.idle_threads is not None and not await self.idle_threads():
-                continue
-            short = [scope for scope, (_, seconds) in self._pauses.items() if seconds <= SHORT_S]
+            calls = 0 if self.threads_idle is None else await self.threads_idle()
+            short = {scope: one for scope, one in self._pauses.items() if one.seconds <= SHORT_S}
+            now = calls, {one.task for one in short.values()}
+            quiet_count, before = quiet_count + 1 if now == before else 0, now
             if not short:
                 return
             for scope in short:
