@@ -28,6 +28,7 @@ from headrace.gateways.delivery import consumer_groups_journal as journal
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.consumer_groups import ConsumerGroup, Member, Standing, Start, UnknownMember
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
+from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
 from headrace.gateways.delivery.consumer_groups_journal import GroupName
 from headrace.gateways.delivery.consumer_groups_lag import Gaps
 
@@ -40,14 +41,6 @@ UNBORN_LOOK_S = 0.2
 READ_BYTES = 256 * 1024
 # Numbers that JSON's readers can hold exactly.
 NUMBER_MAX = 2**52
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsConfig:
-    # How long the offsets of a group without members are kept.
-    offsets_retention_ms: int = 7 * 24 * 3600 * 1000
-    session_ms_min: int = 1_000
-    session_ms_max: int = 1_800_000
 
 
 # The partitions of a stream; None: nothing was ever written to it. Nothing at all: there is no such stream (any more).

@@ -20,9 +20,14 @@ _log = logging.getLogger(__name__)
 
 COMMANDS = {
     "doctor": "headrace.commands.doctor:doctor",
+    "groups": "headrace.commands.groups:groups",
     "health": "headrace.commands.health:health",
     "log": "headrace.commands.log:log",
+    "peek": "headrace.commands.tail:peek",
+    "publish": "headrace.commands.publish:publish",
     "serve": "headrace.commands.serve:serve",
+    "tail": "headrace.commands.tail:tail",
+    "topics": "headrace.commands.topics:topics",
 }
 
 

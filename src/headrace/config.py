@@ -13,7 +13,7 @@ from headrace.controller.config import SECTIONS, Definitions, parse_definitions
 from headrace.core_log.config import Compression, DirectoryConfig, Durability, LogConfig
 from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.delivery.alarms import AlarmsConfig
-from headrace.gateways.delivery.consumer_groups_coordinator import GroupsConfig
+from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
 from headrace.gateways.delivery.limits import LimitsConfig
 from headrace.gateways.delivery.tls import NameFrom, TlsConfig
 from headrace.gateways.http.config import HttpConfig

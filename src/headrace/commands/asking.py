@@ -13,16 +13,15 @@ Whatever came from a client of the broker is shown without control characters. N
 import json
 import os
 import sys
-from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -130,6 +129,33 @@ def _password(url: str, user: str) -> str:
     return password
 
 
+def confirmed(yes: bool, question: str) -> None:
+    """Ask before something is gone. Where nobody can be asked, --yes has to be given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("say --yes: nobody can be asked here")
+    click.confirm(printable(question), abort=True, err=True)
+
+
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, which is told of each step; nothing where stderr is no terminal."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+        redirect_stdout=False,
+    )
+    task = bar.add_task(title, total=total)
+    with bar:
+        yield lambda step: bar.advance(task, step)
+
+
 # -- showing ----------------------------------------------------------------------------------------------------
 
 
@@ -168,23 +194,6 @@ def shown(value: object) -> str:
             return ", ".join(f"{printable(str(name))}={shown(one)}" for name, one in value.items()) or "-"
         case _:
             return printable(str(value))
-
-
-def bytes_text(data: bytes) -> str:
-    """A body for people: text where it is that, else base64; never a control character."""
-    with suppress(UnicodeDecodeError):
-        return printable(data.decode())
-    return f"base64:{b64encode(data).decode()}"
-
-
-def time_text(milliseconds: int | None) -> str:
-    if milliseconds is None:
-        return "-"
-    try:
-        moment = datetime.fromtimestamp(milliseconds // 1000, UTC).replace(microsecond=milliseconds % 1000 * 1000)
-    except (OverflowError, ValueError, OSError):
-        return str(milliseconds)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def size_text(size: int | None) -> str:

@@ -17,10 +17,10 @@ from headrace.core_log.record import PERSISTENT, Gap
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.gateways.delivery.consumer_groups import Fenced, GroupInUse, NotHeld, OffsetBehind, Start, UnknownMember
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
+from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
 from headrace.gateways.delivery.consumer_groups_coordinator import (
     SWEEP_PERIOD_S,
     GroupCoordinator,
-    GroupsConfig,
     Missing,
     Polled,
 )
