@@ -6,7 +6,7 @@ x-last-death-* each time. With a dead-letter routing key the header CC goes, els
 the message died before, with no rejection since, would close a cycle and does not get it. All as in RabbitMQ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Int64, Timestamp
@@ -58,6 +58,13 @@ def stamp(props: bytes, death: Death) -> Stamped:
         copies=() if death.rerouted else [one for one in copies if isinstance(one, str)],
         headers=lambda: properties.decode(stamped).headers,
         cycling=_cycling(deaths),
+    )
+
+
+def mark(props: bytes, told: Mapping[str, str | int]) -> bytes:
+    """Properties of a record that failed, with what its consumers are told of that."""
+    return properties.with_headers(
+        props, {name: Int64(value) if isinstance(value, int) else value for name, value in told.items()}
     )
 
 

@@ -36,7 +36,7 @@ def copy_records(
             attributes=batch.attributes.at(low) | RELOCATED | PERSISTENT,
             expiry_us=batch.expiries.at(low),
             tags=batch.tags_at(low),
-            headers=[_with_origin(source, batch, index, exchange) for index in range(low, high)],
+            headers=[with_origin(source, batch, index, exchange) for index in range(low, high)],
         )
         end = int(appended.next_offset)
     assert end - start == last - first, "nobody else appends meanwhile"
@@ -50,7 +50,8 @@ def exchanges_of(batch: RecordBatch, first: int, last: int, otherwise: bytes) ->
     return [dict(headers).get(ORIGIN_EXCHANGE, otherwise) for headers in batch.headers[first:last]]
 
 
-def _with_origin(source: Source, batch: RecordBatch, index: int, exchange: bytes) -> Headers:
+def with_origin(source: Source, batch: RecordBatch, index: int, exchange: bytes) -> Headers:
+    """The headers of a record, with where it was first."""
     kept = batch.headers[index] if batch.headers is not None else ()
     if any(name == ORIGIN_STREAM for name, _value in kept):
         # A copy of a copy has the origin of the first.

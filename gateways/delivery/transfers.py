@@ -1,6 +1,9 @@
-"""Records that leave a queue for another log: dead letters, each exactly once (K7). Driver over core_log/outbox.py.
+"""Records that leave a queue for another log, each exactly once (K7): dead letters, retries. Driver over outbox.py.
 
-The way of a dead letter of a durable queue:
+Where they go (`_letter`): what failed under a retry policy is parked (delayed.py) and comes back (returns.py) while the
+policy has attempts left; otherwise to the dead-letter exchange, as in RabbitMQ; without one, what failed its last
+attempt or its delivery limit goes to the queue `<queue>.dlq`, which is made when it is first needed and outlives the
+queue; the rest is dropped. The way of each, if its queue is durable:
 
     planned    taken out of its lane (unacked), routed and stamped; nothing is written
     numbered   when the queue's state is drafted for the journal: the next numbers of its outbox for the target's log
@@ -17,28 +20,38 @@ journal: its dead letters are published at once and settled when they are commit
 Neighbours: queue.py lets records go, broker.py has the journal, lane.py the places.
 """
 
+import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import trio
 
-from headrace.core_log.errors import DiskFull
+from headrace.controller.table import EMPTY
+from headrace.core_log.errors import DiskFull, Refused
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.outbox import Outbox, TargetPartition, Transfer
-from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Protocol
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Headers, Producer, Protocol, RecordBatch
 from headrace.filtering.tags import Tags
 from headrace.gateways.delivery import journal
+from headrace.gateways.delivery.delayed_duty import Duty, DutyKind
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Overflow, Queue, Reason
-from headrace.gateways.delivery.routing import Fields
+from headrace.gateways.delivery.relocation import with_origin
+from headrace.gateways.delivery.retry import after_failure, attempt_of, told, with_times
+from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE, Fields
 
 if TYPE_CHECKING:
     from headrace.gateways.delivery.broker import Broker
     from headrace.gateways.delivery.vhost import Target, VirtualHost
 
+_log = logging.getLogger(__name__)
+
+# What a queue's own dead-letter queue is called, behind the queue's name.
+DEAD_LETTER_STREAM = ".dlq"
 # What found no room, or at-least-once found no way for, is tried again after so long.
 RETRY_S = 1.0
 # The journal of transfers is written as soon as there are any, but the larger the states the less often.
@@ -76,21 +89,78 @@ class Stamped:
 Stamp = Callable[[bytes, Death], Stamped]
 
 
+# Writes these headers into the properties of a record, in the words of its protocol.
+Mark = Callable[[bytes, Mapping[str, str | int]], bytes]
+
+# What is a failure of whoever consumed it, and so has another attempt.
+FAILURES = frozenset((Reason.REJECTED, Reason.DELIVERY_LIMIT))
+
+
+class Way(Enum):
+    """Why a record goes nowhere now."""
+
+    # Nobody would get it.
+    NONE = auto()
+    # Its stream has to be made first.
+    NOT_YET = auto()
+    # It is of no use to anybody.
+    GONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One record with where it goes: to the queues of a target, or to wait until it is due."""
+
+    way: "Target | Duty"
+    attributes: int
+    tags: Tags
+    key: bytes
+    properties: bytes
+    value: bytes
+    headers: Headers = ()
+    due_us: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Records that are appended together: they share target and attributes."""
+    """Letters that are appended together: they share the way, attributes and tags."""
 
-    target: "Target"
+    way: "Target | Duty"
     attributes: int
+    tags: Tags
     keys: list[bytes] = field(default_factory=list)
     properties: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
+    headers: list[Headers] = field(default_factory=list)
+    dues_us: list[int] = field(default_factory=list)
 
-    def shares(self, target: "Target", attributes: int) -> bool:
-        mine = self.target
-        if mine is not target and (mine.route is not target.route or mine.queues != target.queues):
+    def shares(self, other: "Letter | Piece") -> bool:
+        if self.attributes != other.attributes or self.tags != other.tags:
             return False
-        return self.attributes == attributes and mine.tags == target.tags
+        mine, its = self.way, other.way
+        if mine is its:
+            return True
+        if isinstance(mine, Duty) or isinstance(its, Duty):
+            return mine == its
+        return mine.route is its.route and mine.queues == its.queues
+
+    def add(self, letter: Letter) -> None:
+        self.keys.append(letter.key)
+        self.properties.append(letter.properties)
+        self.values.append(letter.value)
+        self.headers.append(letter.headers)
+        self.dues_us.append(letter.due_us)
+
+    def extend(self, other: "Piece") -> None:
+        self.keys += other.keys
+        self.properties += other.properties
+        self.values += other.values
+        self.headers += other.headers
+        self.dues_us += other.dues_us
+
+    @property
+    def all_headers(self) -> list[Headers] | None:
+        return self.headers if any(self.headers) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -118,11 +188,8 @@ class Move:
             return False
         mine.count += its.count
         for piece in other.pieces:
-            last = self.pieces[-1]
-            if last.shares(piece.target, piece.attributes):
-                last.keys += piece.keys
-                last.properties += piece.properties
-                last.values += piece.values
+            if self.pieces[-1].shares(piece):
+                self.pieces[-1].extend(piece)
             else:
                 self.pieces.append(piece)
         return True
@@ -141,7 +208,12 @@ class Transfers:
     def __init__(self, broker: "Broker", stamp: Stamp) -> None:
         # Records that were moved, by why; those that only went in a circle.
         self.dead_letters: Counter[Reason] = Counter()
+        # Attempts that failed and are followed by another, and those that were the last.
+        self.retries: Counter[Reason] = Counter()
+        self.exhausted: Counter[Reason] = Counter()
         self.dropped_count = 0
+        # By protocol. What has none tells its readers nothing.
+        self.marks: dict[int, Mark] = {}
         self._broker = broker
         self._stamp = stamp
         self._outboxes: dict[Queue, Outbox[Move]] = {}
@@ -149,6 +221,9 @@ class Transfers:
         self._waiting: dict[Queue, list[Waiting]] = {}
         # Journalled, in the order of their numbers; without a transfer: not numbered.
         self._to_send: deque[tuple[Queue, Move, Transfer[Move] | None]] = deque()
+        # Dead-letter streams to be made.
+        self._graves: dict[tuple[VirtualHost, str], None] = {}
+        self._dig = trio.Event()
         self._sending = False
         self._wake = trio.Event()
         self._stuck = trio.Event()
@@ -160,15 +235,14 @@ class Transfers:
     # -- planning -----------------------------------------------------------------------------------------------
 
     def let_go(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> None:
-        """Records leave a queue: for its dead-letter exchange, or for good."""
-        exchange = queue.settings.dead_letter_exchange
-        if exchange is None or host.is_closed:
+        """Records leave a queue: for another log, or for good."""
+        settings = queue.settings
+        goes = settings.retry or settings.dead_letter_exchange is not None or reason is Reason.DELIVERY_LIMIT
+        if not goes or host.is_closed:
             self._drop(queue, stretch)
-        elif host.router.exchange(exchange) is None:
-            self._without_way(host, queue, stretch, reason)
-        else:
-            for move in self._moves(host, queue, stretch, exchange, reason):
-                self._plan(queue, move)
+            return
+        for move in self._moves(host, queue, stretch, reason):
+            self._plan(queue, move)
 
     def _plan(self, queue: Queue, move: Move) -> None:
         if not queue.durable or queue.deleted:
@@ -186,44 +260,140 @@ class Transfers:
         self._broker.note_change(queue)
 
     def _without_way(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> None:
-        """Nobody would get these: they are gone, unless the queue asks for more (RabbitMQ's at-least-once)."""
+        """Nobody would get these now: they are gone, unless the queue has more to ask (RabbitMQ's at-least-once)."""
         if queue.settings.at_least_once and queue.durable and not queue.deleted:
-            self._waiting.setdefault(queue, []).append(Waiting(host, stretch, reason))
-            self._broker.note_change(queue)
+            self._wait(host, queue, stretch, reason)
             self._stuck.set()
         else:
             self._drop(queue, stretch)
 
-    def _moves(
-        self, host: "VirtualHost", queue: Queue, stretch: Stretch, exchange: str, reason: Reason
-    ) -> Iterator[Move]:
+    def _wait(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> None:
+        self._waiting.setdefault(queue, []).append(Waiting(host, stretch, reason))
+        self._broker.note_change(queue)
+
+    def _moves(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> Iterator[Move]:
         """What a stretch becomes, by where it goes. The stretch gets shorter by what is handed on."""
         broker = self._broker
-        now_us, rerouted = broker.env.clock.wall_us(), queue.settings.dead_letter_routing_key is not None
-        batch, index = stretch.loaded(), stretch.index
+        batch, first = stretch.loaded(), stretch.index
         names = broker.exchanges_of(stretch)
-        properties = broker.properties_of(batch, index, index + stretch.count)
         pieces: list[Piece] = []
-        for place, name in enumerate(names):
-            death = Death(queue.name, reason, name, batch.keys[index + place], now_us, rerouted)
-            target, stamped = self._dead_target(
-                host, queue, exchange, death, properties[place], batch.tags_at(index + place)
-            )
-            log = None if target is None else target.log
-            if pieces and log is not pieces[0].target.log:
-                yield _move(host, stretch, reason, pieces)
+        log: PartitionLog | None = None
+        for index, name in enumerate(names, start=first):
+            letter = self._letter(host, queue, stretch, batch, index, name, reason)
+            its_log = None if isinstance(letter, Way) else self._log_of(letter.way)
+            if pieces and its_log is not log:
+                assert log is not None
+                yield Move(host, stretch.split(sum(len(one.values) for one in pieces)), reason, log, pieces)
                 pieces = []
-            if target is None or log is None or (not target.queues and queue.settings.at_least_once):
-                self._without_way(host, queue, stretch.split(1), reason)
+            log = its_log
+            if isinstance(letter, Way):
+                match letter:
+                    case Way.NONE:
+                        self._without_way(host, queue, stretch.split(1), reason)
+                    case Way.NOT_YET:
+                        self._wait(host, queue, stretch.split(1), reason)
+                    case Way.GONE:
+                        self._drop(queue, stretch.split(1))
                 continue
-            attributes = _attributes(batch.attributes.at(index + place))
-            if not pieces or not pieces[-1].shares(target, attributes):
-                pieces.append(Piece(target, attributes))
-            pieces[-1].keys.append(target.key)
-            pieces[-1].properties.append(stamped)
-            pieces[-1].values.append(batch.values[index + place])
+            if not pieces or not pieces[-1].shares(letter):
+                pieces.append(Piece(letter.way, letter.attributes, letter.tags))
+            pieces[-1].add(letter)
         if pieces:
-            yield _move(host, stretch, reason, pieces)
+            assert log is not None
+            yield Move(host, stretch.split(sum(len(one.values) for one in pieces)), reason, log, pieces)
+
+    def _log_of(self, way: "Target | Duty") -> PartitionLog:
+        if isinstance(way, Duty):
+            return self._broker.delayed.delays.intake
+        assert way.log is not None
+        return way.log
+
+    def _letter(
+        self,
+        host: "VirtualHost",
+        queue: Queue,
+        stretch: Stretch,
+        batch: RecordBatch,
+        index: int,
+        name: bytes,
+        reason: Reason,
+    ) -> "Letter | Way":
+        """Where one record goes, and how it is changed for that. `name`: the exchange it was published to."""
+        retry = queue.settings.retry
+        if retry is None or reason not in FAILURES:
+            return self._dead_letter(host, queue, stretch, batch, index, name, reason)
+        now_us = self._broker.env.clock.wall_us()
+        headers = with_origin(stretch.source, batch, index, name)
+        attempt = attempt_of(headers)
+        if not retry.retries(attempt):
+            headers = after_failure(headers, attempt, reason, now_us)
+            return self._dead_letter(host, queue, stretch, batch, index, name, reason, headers)
+        headers = after_failure(headers, attempt + 1, reason, now_us)
+        headers = with_times(headers, batch.timestamps.at(index), batch.expiries.at(index))
+        attributes = batch.attributes.at(index)
+        return Letter(
+            Duty(DutyKind.RETRY, host.name, queue.name, queue.view_id),
+            attributes | RELOCATED,
+            batch.tags_at(index),
+            batch.keys[index],
+            self._marked(batch.properties[index], attributes, headers),
+            batch.values[index],
+            headers,
+            now_us + 1000 * retry.wait_ms(attempt, self._broker.env.random.random()),
+        )
+
+    def _marked(self, properties: bytes, attributes: int, headers: Headers) -> bytes:
+        """What the headers tell, for those who read the properties of this protocol."""
+        mark = self.marks.get(attributes & PROTOCOL_MASK)
+        return properties if mark is None else mark(properties, told(headers))
+
+    def _dead_letter(
+        self,
+        host: "VirtualHost",
+        queue: Queue,
+        stretch: Stretch,
+        batch: RecordBatch,
+        index: int,
+        name: bytes,
+        reason: Reason,
+        headers: Headers = (),
+    ) -> "Letter | Way":
+        """The way of one that has no attempt left, or none to begin with."""
+        broker, settings = self._broker, queue.settings
+        key, tags, now_us = batch.keys[index], batch.tags_at(index), broker.env.clock.wall_us()
+        (properties,) = broker.properties_of(batch, index, index + 1)
+        attributes = _attributes(batch.attributes.at(index))
+        death = Death(queue.name, reason, name, key, now_us, settings.dead_letter_routing_key is not None)
+        if settings.dead_letter_exchange is not None:
+            if host.router.exchange(settings.dead_letter_exchange) is None:
+                return Way.NONE
+            if headers:
+                properties = self._marked(properties, attributes, headers)
+            target, stamped = self._dead_target(host, queue, settings.dead_letter_exchange, death, properties, tags)
+            if target is None or target.log is None or (not target.queues and settings.at_least_once):
+                return Way.NONE
+            return Letter(target, attributes, target.tags, target.key, stamped, batch.values[index], headers)
+        if reason not in FAILURES or not (settings.retry is not None or queue.durable):
+            return Way.GONE
+        grave = self._grave(host, queue, tags)
+        if grave is None:
+            return Way.NOT_YET
+        if not headers:
+            headers = with_origin(stretch.source, batch, index, name)
+            headers = after_failure(headers, attempt_of(headers), reason, now_us)
+        headers = with_times(headers, batch.timestamps.at(index), batch.expiries.at(index))
+        stamped = self._stamp(self._marked(properties, attributes, headers), death).properties
+        return Letter(grave, attributes, tags, key, stamped, batch.values[index], headers)
+
+    def _grave(self, host: "VirtualHost", queue: Queue, tags: Tags) -> "Target | None":
+        """The queue's own dead-letter stream; None: it has to be made first."""
+        name = queue.name + DEAD_LETTER_STREAM
+        found = host.queues.get(name)
+        if found is None:
+            self._graves[host, name] = None
+            self._dig.set()
+            return None
+        return host.target(DEFAULT_EXCHANGE, name.encode("utf-8", "surrogateescape"), [name], tags=tags)
 
     def _dead_target(
         self, host: "VirtualHost", queue: Queue, exchange: str, death: Death, properties: bytes, tags: Tags
@@ -339,9 +509,9 @@ class Transfers:
         """Its way is still what it was when it was planned, or another way into the same log."""
         host, log = move.host, move.log
         for piece in move.pieces:
-            if not host.is_current(piece.target):
-                piece.target = host.now(piece.target)
-                if piece.target.log is not log:
+            if not isinstance(piece.way, Duty) and not host.is_current(piece.way):
+                piece.way = host.now(piece.way)
+                if piece.way.log is not log:
                     return False
         return log.stream_id in self._broker.directory.streams
 
@@ -355,37 +525,68 @@ class Transfers:
             self.let_go(one.host, queue, one.stretch, one.reason)
 
     def _append(self, queue: Queue, move: Move, transfer: Transfer[Move] | None) -> None:
-        broker, log = self._broker, move.log
         reached: int | None = None
         if transfer is None:
             while move.pieces:
-                piece = move.pieces[0]
-                reached = broker.publish(
-                    piece.target, piece.properties, piece.values, keys=piece.keys, attributes=piece.attributes
-                )
+                reached = self._append_piece(move.pieces[0], None, 0)
                 # Should the next one find no room, this is not sent again.
-                del move.pieces[0]
-                self.dead_letters[move.reason] += len(piece.values)
+                self._count(queue, move.reason, move.pieces.pop(0))
         else:
             outbox = self._outbox(queue)
             producer, settled = outbox.producer(transfer), outbox.settled_below(transfer.target)
             for piece in move.pieces:
-                reached = broker.publish_dense(
-                    piece.target,
-                    producer,
-                    piece.keys,
-                    piece.properties,
-                    piece.values,
-                    settled=settled,
-                    attributes=piece.attributes,
-                )
+                reached = self._append_piece(piece, producer, settled)
                 producer = producer._replace(first_sequence=producer.first_sequence + len(piece.values))
-            self.dead_letters[move.reason] += move.stretch.count
+            for piece in move.pieces:
+                self._count(queue, move.reason, piece)
         move.is_sent = True
         if reached is None:
             self._settle(queue, move, transfer)
         else:
-            log.when_committed(reached, _Settle(self, queue, move, transfer))
+            move.log.when_committed(reached, _Settle(self, queue, move, transfer))
+
+    def _append_piece(self, piece: Piece, producer: Producer | None, settled: int) -> int | None:
+        broker, way = self._broker, piece.way
+        if isinstance(way, Duty):
+            return broker.delayed.park(
+                way,
+                piece.keys,
+                piece.properties,
+                piece.values,
+                due_us=piece.dues_us,
+                attributes=piece.attributes,
+                tags=piece.tags,
+                headers=piece.all_headers,
+                producer=producer,
+            )
+        if producer is None:
+            return broker.publish(
+                way,
+                piece.properties,
+                piece.values,
+                keys=piece.keys,
+                attributes=piece.attributes,
+                headers=piece.all_headers,
+            )
+        return broker.publish_dense(
+            way,
+            producer,
+            piece.keys,
+            piece.properties,
+            piece.values,
+            settled=settled,
+            attributes=piece.attributes,
+            headers=piece.all_headers,
+        )
+
+    def _count(self, queue: Queue, reason: Reason, piece: Piece) -> None:
+        count = len(piece.values)
+        if isinstance(piece.way, Duty):
+            self.retries[reason] += count
+            return
+        self.dead_letters[reason] += count
+        if queue.settings.retry is not None and reason in FAILURES:
+            self.exhausted[reason] += count
 
     def _settle(self, queue: Queue, move: Move, transfer: Transfer[Move] | None) -> None:
         stretch = move.stretch
@@ -404,17 +605,21 @@ class Transfers:
         state: journal.ViewState,
         log_of: Callable[[bytes, int], PartitionLog | None],
     ) -> list[tuple[Queue, Stretch, Reason]]:
-        """Settle what the targets have, and take the rest out of the lanes; returns it, for `resume`."""
+        """Settle what the targets have, and take the rest out of the lanes; returns it, for `resume`.
+
+        `log_of` finds the logs that queues take from."""
         again: list[tuple[Queue, Stretch, Reason]] = []
         for box in state.outbox:
-            log = log_of(box.stream, box.partition)
-            reached = 0 if log is None else log.next_sequence(queue.stream_id.bytes, 0)
+            target = TargetPartition(UUID(bytes=box.stream), box.partition)
+            stream = self._broker.directory.streams.get(target.stream)
+            reached = 0
+            if stream is not None:
+                reached = stream.partitions[target.partition].next_sequence(queue.stream_id.bytes, 0)
             for moving in box.moving:
                 again += _taken_up(queue, moving, reached - moving.first, log_of)
-            if log is not None:
+            if stream is not None:
                 # What was not appended gets other numbers: where it goes is decided anew.
                 known = box.moving[0].first if box.moving else box.next_number
-                target = TargetPartition(UUID(bytes=box.stream), box.partition)
                 self._outbox(queue).restore(target, max(reached, known), ())
         for moving in state.waiting:
             again += _taken_up(queue, moving, 0, log_of)
@@ -443,7 +648,8 @@ class Transfers:
         numbered = [] if outbox is None else [one.what for one in outbox.pending() if not one.what.is_sent]
         for move in (*numbered, *self._planned.pop(queue, ())):
             self._to_send.append((queue, move, None))
-        self._waiting.pop(queue, None)
+        if queue.settings.at_least_once:
+            self._waiting.pop(queue, None)
         self._send()
         for target in () if outbox is None else outbox.targets:
             stream = self._broker.directory.streams.get(target.stream)
@@ -462,6 +668,7 @@ class Transfers:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_journal)
             nursery.start_soon(self._keep_trying)
+            nursery.start_soon(self._keep_graves)
 
     async def _keep_journal(self) -> None:
         broker = self._broker
@@ -479,6 +686,28 @@ class Transfers:
             await self._broker.env.clock.sleep(RETRY_S)
             self._stuck = trio.Event()
             self.try_again()
+
+    async def _keep_graves(self) -> None:
+        while True:
+            await self._dig.wait()
+            self._dig = trio.Event()
+            await self.make_graves()
+
+    async def make_graves(self) -> None:
+        """Make the dead-letter streams that are missing, and send what waits for them."""
+        graves, self._graves = self._graves, {}
+        for host, name in graves:
+            # An ordinary queue: nothing in it is let go of before somebody has dealt with it (redrive.py), its count is
+            # what is left to be dealt with, and what it once held can still be read by offset.
+            settings = self._broker.settings_of(host.name, name, EMPTY)
+            try:
+                await host.declare_queue(name, settings, durable=True)
+            except (Refused, DiskFull) as error:
+                _log.warning(
+                    "a dead-letter stream cannot be made yet", extra={"vhost": host.name, "queue": name, "why": error}
+                )
+                self._stuck.set()
+        self.try_again()
 
     def try_again(self) -> None:
         """Send what found no room, and look for a way for what had none."""
@@ -503,12 +732,6 @@ class _Settle:
 
     def __call__(self) -> None:
         self._transfers._settle(self._queue, self._move, self._transfer)
-
-
-def _move(host: "VirtualHost", stretch: Stretch, reason: Reason, pieces: list[Piece]) -> Move:
-    log = pieces[0].target.log
-    assert log is not None
-    return Move(host, stretch.split(sum(len(piece.values) for piece in pieces)), reason, log, pieces)
 
 
 def _attributes(found: int) -> int:

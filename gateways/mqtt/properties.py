@@ -9,7 +9,8 @@ be decoded and edited. Neighbours: fields.py below; packets.py, decoder.py, cutt
 """
 
 import struct
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -199,6 +200,14 @@ def with_message_expiry(blob: bytes, seconds: int) -> bytes:
         if identifier == 0x02:
             return blob[:start] + value + blob[end:]
     return blob + value
+
+
+def with_user_properties(blob: bytes, told: Mapping[str, str | int]) -> bytes:
+    """The same with these user properties, in the place of those with their names."""
+    found = decode_blob(blob)
+    kept = [(name, value) for name, value in found.user_properties if name not in told]
+    more = [(name, str(value)) for name, value in told.items()]
+    return encode_blob(replace(found, user_properties=(*kept, *more)))
 
 
 def entries_of(blob: bytes) -> list[tuple[int, int, int]]:

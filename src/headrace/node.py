@@ -28,7 +28,7 @@ from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFor
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.definitions import has_real_user, problems
 from headrace.exits import DoorNotOpened
-from headrace.gateways.amqp.deaths import stamp
+from headrace.gateways.amqp.deaths import mark, stamp
 from headrace.gateways.amqp.delaying import fired
 from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
@@ -51,6 +51,7 @@ from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.server import HttpDoor, HttpListener
 from headrace.gateways.mapping import PropertyMapping
 from headrace.gateways.mqtt.delaying import FiredWords
+from headrace.gateways.mqtt.properties import with_user_properties
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.server import MqttDoor, MqttListener
 from headrace.gateways.plain import PlainWords
@@ -151,6 +152,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     broker.queues_max = limits.queues_max
     publishes = DelayedPublishes(broker, {Vocabulary.AMQP: fired})
     broker.delayed.carry(DutyKind.PUBLISH, publishes)
+    broker.transfers.marks = {Vocabulary.AMQP: mark, Vocabulary.MQTT_5: with_user_properties}
     schedules = Schedules(broker, publishes)
     access = Access(metadata.snapshot)
     authentication = Authentication(

@@ -27,7 +27,7 @@ from headrace.core_log.env import Env
 from headrace.core_log.record import PERSISTENT, Protocol
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.memory import MemoryStorage
-from headrace.gateways.amqp.deaths import stamp
+from headrace.gateways.amqp.deaths import mark, stamp
 from headrace.gateways.amqp.settings import settings_of
 from headrace.gateways.delivery.broker import RELEASE_BYTES_MIN, Broker
 from headrace.gateways.delivery.lane import Stretch
@@ -158,6 +158,7 @@ class House:
                 log_config=self.log_config,
                 release_bytes_min=self.release_bytes_min,
             )
+            broker.transfers.marks = {Protocol.AMQP: mark}
             await broker.load()
             metadata.listen(broker.metadata_changed)
             broker.on_ready = broker.dispatch

@@ -163,16 +163,16 @@ async def unbound(running: Running) -> None:
 async def test_way_that_changes_while_it_is_journalled_is_no_loss(
     change: Callable[[Running], Awaitable[None]],
 ) -> None:
-    machine = Machine(turns=20)
+    machine = Machine()
     async with machine.start() as running:
         await declared(running)
         running.publish("", "work", *bodies(3))
         await running.commit()
         await reject(running, *bodies(3))
-        running.nursery.start_soon(running.broker.write_journal)
-        await trio.lowlevel.checkpoint()
+        queue, transfers = running.queue("work"), running.broker.transfers
+        numbered = transfers.number(queue)
         await change(running)
-        await arrived(running)
+        transfers.journalled((queue, one) for one in numbered)
         await arrived(running)
         assert running.ready("dead") == bodies(3)
         assert running.queue("work").message_count == 0

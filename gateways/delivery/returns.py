@@ -1,0 +1,86 @@
+"""Records that wait for another attempt come back to the queue they failed in, and to nobody else. Driver.
+
+What is due is appended to the queue's own log with a route set of that queue alone, in the place of the record that
+transfers.py parked: with its time, expiry, properties and origin, and the headers that tell of its attempts. The queue
+takes it whatever its limits say, since it was there before. If the queue is gone, or another one has its name, so is
+the record, as all that was in it. Neighbours: delayed.py calls, broker.py appends, retry.py has the headers.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.outbox import TargetPartition
+from headrace.delay.fire import DueRun
+from headrace.gateways.delivery.delayed_duty import Duty
+from headrace.gateways.delivery.queue import Queue
+from headrace.gateways.delivery.retry import times_in
+from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
+
+if TYPE_CHECKING:
+    from headrace.gateways.delivery.broker import Broker
+
+
+class Returns:
+    """The carrier of retries."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self.returned_count = self.dropped_count = 0
+        self._broker = broker
+
+    def _queue(self, duty: Duty) -> Queue | None:
+        host = self._broker.vhosts.get(duty.vhost)
+        found = None if host is None else host.queues.get(duty.name)
+        return found if found is not None and found.view_id == duty.view else None
+
+    def _log(self, duty: Duty, queue: Queue) -> PartitionLog:
+        return self._broker.own_log(queue, duty.vhost) if queue.durable else self._broker.transient_log
+
+    def place(self, duty: Duty, key: bytes) -> TargetPartition | None:
+        queue = self._queue(duty)
+        if queue is None:
+            return None
+        log = self._log(duty, queue)
+        return TargetPartition(log.stream_id, log.partition)
+
+    def fire(self, duty: Duty, run: DueRun, done: Callable[[], None]) -> None:
+        queue = self._queue(duty)
+        if queue is None or run.producer is None:
+            self.dropped_count += len(run)
+            done()
+            return
+        broker, log = self._broker, self._log(duty, queue)
+        target = broker.vhosts[duty.vhost].target(
+            DEFAULT_EXCHANGE, duty.name.encode("utf-8", "surrogateescape"), [duty.name], tags=run.tags
+        )
+        before, reached = log.end, 0
+        for first, last, timestamp_us, expiry_us in _alike(run):
+            reached = broker.publish_dense(
+                target.only((queue,)),
+                run.producer._replace(first_sequence=run.producer.first_sequence + first),
+                run.keys[first:last],
+                run.properties[first:last],
+                run.values[first:last],
+                settled=run.settled,
+                attributes=run.attributes,
+                expiry_us=expiry_us,
+                timestamp_us=timestamp_us,
+                headers=None if run.headers is None else run.headers[first:last],
+            )
+        self.returned_count += int(log.end) - int(before)
+        log.when_committed(reached, done)
+        broker.on_ready()
+
+
+def _alike(run: DueRun) -> Iterator[tuple[int, int, int | None, int]]:
+    """(from, to, time, expiry) of neighbours that have both in common."""
+    if run.headers is None:
+        yield 0, len(run), None, 0
+        return
+    times = [times_in(headers) for headers in run.headers]
+    first = 0
+    for index in range(1, len(times) + 1):
+        if index == len(times) or times[index] != times[first]:
+            timestamp_us, expiry_us = times[first]
+            yield first, index, timestamp_us or None, expiry_us
+            first = index

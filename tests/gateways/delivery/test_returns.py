@@ -1,0 +1,245 @@
+"""Retries: what fails comes back to its queue alone, after its delay, and dies after its last attempt, each once."""
+
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from headrace.controller.entities import Binding, DestinationKind
+from headrace.core_log.record import RELOCATED, Record
+from headrace.core_log.storage.memory import MemoryStorage
+from headrace.gateways.amqp import properties
+from headrace.gateways.delivery.lane import Stretch
+from headrace.gateways.delivery.queue import Queue, Reason
+from headrace.gateways.delivery.retry import attempts_in
+
+from .house import START_US, House, Running, Taker
+
+FIXED = {"retry_max": 2, "retry_backoff": "fixed", "retry_delay_ms": 10_000}
+
+
+def record_of(stretch: Stretch) -> Record:
+    return stretch.loaded().record(stretch.index)
+
+
+def got(queue: Queue) -> Stretch:
+    stretch = queue.get()
+    assert stretch is not None
+    return stretch
+
+
+def headers_of(record: Record) -> dict[str, Any]:
+    return properties.decode(record.properties).headers or {}
+
+
+async def in_fanout(running: Running, *queues: str) -> None:
+    await running.host.declare_exchange("fan", "fanout", durable=True, auto_delete=False, internal=False)
+    for queue in queues:
+        await running.host.bind(
+            Binding(vhost="/", source="fan", destination_kind=DestinationKind.QUEUE, destination=queue, routing_key="")
+        )
+
+
+async def publish_to_fan(running: Running, *bodies: bytes) -> None:
+    target = running.host.target("fan", b"jobs.eu", ["jobs.eu"])
+    running.broker.publish(target, [b"\0\0"] * len(bodies), bodies, attributes=1 | 16)
+    running.broker.dispatch()
+    await running.broker.committed()
+
+
+def buried(running: Running, name: str) -> list[Record]:
+    history = running.host.queue(name).history
+    source = history.last_source
+    return [] if source is None else [one for run in source.read(0) for one in run.batch.records()]
+
+
+async def test_failure_comes_back_after_its_delay_to_its_queue_alone(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work, other = await running.declare("work", **FIXED), await running.declare("other")
+        await in_fanout(running, "work", "other")
+        await publish_to_fan(running, b"job")
+        work.reject(got(work))
+        await trio.sleep(9.9)
+        assert (work.message_count, other.ready_count) == (0, 1)
+        await trio.sleep(0.2)
+        assert (work.ready_count, other.ready_count) == (1, 1)
+        record = record_of(got(work))
+        assert (record.value, record.key, record.timestamp_us) == (b"job", b"jobs.eu", START_US)
+        assert record.attributes & RELOCATED
+        assert running.broker.transfers.retries == {Reason.REJECTED: 1}
+        assert running.broker.returns.returned_count == 1
+
+
+async def test_consumer_is_told_attempt_reason_and_origin(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", **FIXED)
+        await in_fanout(running, "work")
+        await publish_to_fan(running, b"zero", b"one")
+        stream = work.history.last_source
+        assert stream is not None
+        for _ in range(2):
+            work.reject(got(work))
+        await trio.sleep(11)
+        first, second = got(work), got(work)
+        assert [one.decode() for one in running.broker.exchanges_of(first)] == ["fan"]
+        assert headers_of(record_of(second)) == {
+            "x-attempt": 2,
+            "x-reason": "rejected",
+            "x-origin-stream": str(stream.stream_id),
+            "x-origin-partition": 0,
+            "x-origin-offset": 1,
+        }
+        work.reject(second)
+        await trio.sleep(11)
+        again = record_of(got(work))
+        assert (headers_of(again)["x-attempt"], headers_of(again)["x-origin-offset"]) == (3, 1)
+        times = [(when, why) for when, why in attempts_in(dict(again.headers))]
+        assert [why for _when, why in times] == ["rejected", "rejected"]
+        assert times[1][0] - times[0][0] >= 10_000_000
+
+
+async def test_last_attempt_leads_to_the_dead_letter_exchange(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        dead = await running.declare("dead")
+        arguments = FIXED | {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}
+        work = await running.declare("work", **arguments)
+        await running.publish("work", b"job")
+        for _ in range(3):
+            work.reject(got(work))
+            await trio.sleep(11)
+        record = record_of(got(dead))
+        headers = headers_of(record)
+        assert (headers["x-attempt"], headers["x-reason"], headers["x-death"][0]["count"]) == (3, "rejected", 1)
+        assert headers["x-death"][0]["queue"] == "work"
+        assert work.message_count == 0
+        transfers = running.broker.transfers
+        assert (transfers.retries, transfers.exhausted) == ({Reason.REJECTED: 2}, {Reason.REJECTED: 1})
+        assert transfers.dead_letters == {Reason.REJECTED: 1}
+
+
+async def test_last_attempt_leads_to_the_queues_own_stream_where_no_exchange_is_named(
+    autojump_clock: MockClock,
+) -> None:
+    house = House()
+    async with house.broker() as running:
+        work = await running.declare("work", retry_max=0)
+        await in_fanout(running, "work")
+        await publish_to_fan(running, b"0", b"1")
+        for _ in range(2):
+            work.reject(got(work))
+        await trio.sleep(1)
+        found = running.host.queue("work.dlq")
+        assert (found.settings.stream, found.durable, found.ready_count) == (True, True, 2)
+        record, _other = buried(running, "work.dlq")
+        assert (record.value, record.key) == (b"0", b"jobs.eu")
+        headers = headers_of(record)
+        assert (headers["x-attempt"], headers["x-reason"], headers["x-origin-offset"]) == (1, "rejected", 0)
+        assert headers["x-death"][0]["exchange"] == "fan"
+        assert work.message_count == 0
+        await running.host.delete_queue(work)
+        assert running.host.queue("work.dlq").ready_count == 2
+    async with house.broker() as running:
+        assert running.host.queue("work.dlq").ready_count == 2
+
+
+async def test_delivery_limit_ends_in_the_queues_own_stream_and_never_nowhere(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", queue_type="quorum", delivery_limit=1)
+        await running.publish("work", b"poison")
+        for _ in range(2):
+            work.give_back([got(work)])
+        await trio.sleep(1)
+        (record,) = buried(running, "work.dlq")
+        assert headers_of(record)["x-reason"] == "delivery_limit"
+
+
+async def test_delivery_limit_under_a_policy_has_another_attempt(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", queue_type="quorum", delivery_limit=0, retry_max=1)
+        await running.publish("work", b"poison")
+        work.give_back([got(work)])
+        assert work.ready_count == 0
+        await trio.sleep(2)
+        stretch = got(work)
+        assert headers_of(record_of(stretch))["x-reason"] == "delivery_limit"
+        work.give_back([stretch])
+        await trio.sleep(2)
+        assert len(buried(running, "work.dlq")) == 1
+
+
+async def test_what_expires_or_overflows_has_not_failed(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", message_ttl=1000, max_length=2, **FIXED)
+        await running.publish("work", b"0", b"1", b"2")
+        await trio.sleep(60)
+        assert work.message_count == 0
+        assert running.broker.transfers.retries.total() == 0
+        assert "work.dlq" not in running.host.queues
+
+
+async def test_policy_of_the_operator_counts_from_when_it_is_set(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work")
+        await running.policy({"retry-max": 1, "retry-backoff": "levels"})
+        await running.publish("work", b"job")
+        work.reject(got(work))
+        await trio.sleep(0.9)
+        assert work.message_count == 0
+        await trio.sleep(0.2)
+        assert work.ready_count == 1
+
+
+async def test_record_of_a_queue_that_was_deleted_meanwhile_does_not_come_back(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", **FIXED)
+        await running.publish("work", b"job")
+        work.reject(got(work))
+        await trio.sleep(1)
+        await running.host.delete_queue(work)
+        again = await running.declare("work", **FIXED)
+        await trio.sleep(60)
+        assert again.message_count == 0
+        assert running.broker.returns.dropped_count == 1
+
+
+async def test_queue_that_is_not_durable_retries_too(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", durable=False, **FIXED)
+        await running.publish("work", b"job", persistent=False)
+        work.reject(got(work))
+        await trio.sleep(11)
+        assert headers_of(record_of(got(work)))["x-attempt"] == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_each_record_fails_its_attempts_and_dies_once_over_crashes(seed: int, autojump_clock: MockClock) -> None:
+    """Whatever a crash brings back is delivered again; what was journalled is neither lost nor doubled."""
+    random, house = Random(seed), House(seed)
+    values = [b"%d" % number for number in range(6)]
+    async with house.broker() as running:
+        await running.declare("work", retry_max=2, retry_backoff="fixed", retry_delay_ms=500)
+        await running.publish("work", *values)
+    for life in range(8):
+        try:
+            async with house.broker(clean=False) as running:
+                work = running.host.queue("work")
+                taker = running.consume(work, Taker(no_ack=False))
+                until = trio.current_time() + (random.random() * 2 if life < 7 else 30)
+                while trio.current_time() < until:
+                    await trio.sleep(random.random() * 0.01)
+                    for stretch in taker.held:
+                        work.reject(stretch)
+                    taker.held.clear()
+                    running.broker.dispatch()
+                if life < 7:
+                    assert isinstance(house.storage, MemoryStorage)
+                    house.storage = house.storage.power_loss(random)
+                    raise KeyboardInterrupt
+                dead = [record.value for record in buried(running, "work.dlq")]
+                assert sorted(dead) == values
+                assert work.message_count == 0
+        except BaseExceptionGroup as error:
+            if error.split(KeyboardInterrupt)[0] is None:
+                raise
