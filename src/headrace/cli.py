@@ -25,6 +25,7 @@ COMMANDS = {
     "log": "headrace.commands.log:log",
     "peek": "headrace.commands.tail:peek",
     "publish": "headrace.commands.publish:publish",
+    "queues": "headrace.commands.queues:queues",
     "serve": "headrace.commands.serve:serve",
     "tail": "headrace.commands.tail:tail",
     "topics": "headrace.commands.topics:topics",
