@@ -4,6 +4,8 @@ Offsets are not records: after an unclean start a log goes on above its reserved
 million offsets that hold nothing. A stint begins with that gap, so the history of epochs says where to look.
 """
 
+from weakref import WeakKeyDictionary
+
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import Gap
 
@@ -13,32 +15,30 @@ class Gaps:
 
     def __init__(self) -> None:
         # By log, the first offset of a stint -> the end of the gap that it begins with (the same offset: none).
-        self._ends: dict[PartitionLog, dict[int, int]] = {}
+        self._ends: WeakKeyDictionary[PartitionLog, dict[int, int]] = WeakKeyDictionary()
 
     def records_between(self, log: PartitionLog, first: int, end: int) -> int:
         """Records from the offset `first` on and below `end`; what retention took does not count."""
-        first = max(first, log.log_start)
+        first = max(first, int(log.log_start))
         missing = 0
         for entry in log.epochs.entries[1:]:
             low = entry.first_offset
-            if log.log_start <= low < end:
+            if low < end:
                 missing += max(min(self._end_of(log, low), end) - max(low, first), 0)
         return max(end - first - missing, 0)
 
     def _end_of(self, log: PartitionLog, low: int) -> int:
         known = self._ends.setdefault(log, {})
         if low not in known:
-            end = low
-            for run in log.read(low):
-                if run.batch.gap is not Gap.UNCLEAN_START or run.batch.base_offset != end:
-                    break
-                end = int(run.batch.next_offset)
-            if low == log.high_watermark:
+            # Retention may have taken the gap, or the beginning of it.
+            at = max(low, int(log.log_start))
+            if at >= log.high_watermark:
                 # Nothing of the stint is committed yet.
                 return low
+            end = at
+            for run in log.read(at):
+                if run.batch.gap is not Gap.UNCLEAN_START or run.batch.epoch != log.epochs.epoch_at(low).epoch:
+                    break
+                end = int(run.batch.next_offset)
             known[low] = end
         return known[low]
-
-    def forget(self, log: PartitionLog) -> None:
-        """The log is gone."""
-        self._ends.pop(log, None)
