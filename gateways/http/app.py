@@ -69,19 +69,24 @@ if "segment" not in CONVERTOR_TYPES:
     register_url_convertor("segment", _Segment())
 
 
+def all_operations() -> list[Operation]:
+    """Everything that the door can be asked for."""
+    return [
+        *health.operations(),
+        *metrics.operations(),
+        *topics.operations(),
+        *publishing.operations(),
+        *reading.operations(),
+        *queues.operations(),
+        *groups.operations(),
+        *_about_itself(),
+    ]
+
+
 class App:
     def __init__(self, door: "HttpDoor") -> None:
         self._door = door
-        self.operations: list[Operation] = [
-            *health.operations(),
-            *metrics.operations(),
-            *topics.operations(),
-            *publishing.operations(),
-            *reading.operations(),
-            *queues.operations(),
-            *groups.operations(),
-            *_about_itself(),
-        ]
+        self.operations = all_operations()
         self.document = msgspec.json.encode(openapi.document(self.operations, version=door.version))
         self._headers = _SAFE_HEADERS | {"server": f"headrace/{door.version}"}
         by_path: dict[str, dict[str, Operation]] = {}
