@@ -9,16 +9,28 @@ import trio
 from headrace.core_log.env import Clock
 from headrace.gateways.delivery.listener import Connection
 
-
 # A sweep over the connections that comes so much too late was held up, or the machine slept: what clients sent
 # meanwhile has not been read yet, so their silence tells nothing.
 STALL_S = 5.0
 
 
 class Inbox:
+    __slots__ = (
+        "_bytes",
+        "_bytes_max",
+        "_bytes_min",
+        "_clock",
+        "_connection",
+        "_more",
+        "_recv",
+        "last_received",
+        "received_count",
+    )
+
     def __init__(self, connection: Connection, clock: Clock, *, bytes_min: int, bytes_max: int) -> None:
         self._connection = connection
         self._clock = clock
+        self._recv = connection.socket.recv
         self._bytes_min = self._bytes = bytes_min
         self._bytes_max = bytes_max
         # There is something to be had without waiting for the descriptor.
@@ -56,6 +68,24 @@ class Inbox:
                 # Others must have their turn even if this socket never runs dry.
                 await trio.lowlevel.checkpoint()
             return data
+
+    def read_now(self, now: float) -> bytes | None:
+        """The same of a plain socket that was found to be readable: one read; None: there was nothing after all."""
+        try:
+            data = self._recv(self._bytes)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        size = len(data)
+        if size:
+            self.last_received = now
+            self.received_count += size
+            if size == self._bytes:
+                self._bytes = min(size * 2, self._bytes_max)
+            elif self._bytes > self._bytes_min and size < self._bytes // 4:
+                self._bytes //= 2
+        return data
 
     def note(self) -> None:
         """It was heard of just now, or could not be."""

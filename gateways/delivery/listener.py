@@ -53,6 +53,11 @@ class Connection:
     has_more: Callable[[], bool] = _nothing_more
 
     @property
+    def is_plain(self) -> bool:
+        """The descriptor tells of everything that can be read: no layer in between holds any of it."""
+        return isinstance(self.socket, socket.socket)
+
+    @property
     def is_loopback(self) -> bool:
         return is_loopback(self.host)
 

@@ -16,15 +16,33 @@ SEND_BYTES = 256 * 1024
 
 
 class Outbox:
+    __slots__ = (
+        "_bytes_max",
+        "_emptied",
+        "_full",
+        "_is_blocked",
+        "_note",
+        "_noted",
+        "_parts",
+        "_socket",
+        "byte_count",
+        "closed",
+        "on_blocked",
+        "on_room",
+        "sent_count",
+    )
+
     def __init__(self, sock: ByteSocket, bytes_max: int, note: Callable[["Outbox"], None]) -> None:
         self._socket = sock
         self._bytes_max = bytes_max
         self._note = note
         self._parts: deque[bytes | memoryview] = deque()
         self._noted = False
-        # Set while the socket takes no more and the writer waits for it.
-        self._full = trio.Event()
-        self._emptied = trio.Event()
+        # The socket takes no more, and the writer waits for it.
+        self._is_blocked = False
+        # Who waits for that, and for the end of it: most outboxes never know either.
+        self._full: trio.Event | None = None
+        self._emptied: trio.Event | None = None
         self.byte_count = 0
         self.sent_count = 0
         self.closed = False
@@ -49,11 +67,13 @@ class Outbox:
     def flush(self) -> None:
         """Send what the socket takes now; the rest is the writer's."""
         self._noted = False
-        if self._full.is_set() or self.closed:
+        if self._is_blocked or self.closed:
             return
-        was_full = self.is_full
+        was_full = self.byte_count >= self._bytes_max
         if not self._send():
-            self._full.set()
+            self._is_blocked = True
+            if self._full is not None:
+                self._full.set()
             self.on_blocked()
         elif was_full:
             self.on_room()
@@ -95,7 +115,10 @@ class Outbox:
     async def run(self) -> None:
         """Wait for a full socket to take more, until cancelled."""
         while not self.closed:
-            await self._full.wait()
+            if not self._is_blocked:
+                self._full = trio.Event()
+                await self._full.wait()
+                self._full = None
             while not self.closed:
                 await trio.lowlevel.wait_writable(self._socket)
                 was_full = self.is_full
@@ -104,19 +127,25 @@ class Outbox:
                     self.on_room()
                 if done:
                     break
-            self._full = trio.Event()
-            self._emptied.set()
-            self._emptied = trio.Event()
+            self._is_blocked = False
+            self._tell_emptied()
             self.on_room()
 
     async def drained(self) -> None:
         """Wait until everything put so far is with the kernel. `run` must be running: one task waits for a socket."""
         self.flush()
         while self._parts and not self.closed:
+            if self._emptied is None:
+                self._emptied = trio.Event()
             await self._emptied.wait()
+
+    def _tell_emptied(self) -> None:
+        if self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None
 
     def close(self) -> None:
         self.closed = True
         self._parts.clear()
         self.byte_count = 0
-        self._emptied.set()
+        self._tell_emptied()

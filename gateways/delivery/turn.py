@@ -5,6 +5,8 @@ connection and door they go to. At its end everything that became ready is dealt
 something sends it in one piece.
 """
 
+from collections.abc import Callable
+
 import trio
 
 from headrace.gateways.delivery.broker import Broker
@@ -16,18 +18,24 @@ class Turn:
         # True while somebody works through a read without awaiting, and while a turn ends.
         self.running = False
         self._broker = broker
+        self._committer = broker.directory.committer
         self._to_flush: list[Outbox] = []
+        self._to_append: list[Callable[[], None]] = []
         self._is_due = False
         self._token = trio.lowlevel.current_trio_token()
         broker.on_ready = self.soon
-        broker.directory.committer.on_commit = self.end
+        self._committer.on_commit = self.end
 
     def note(self, outbox: Outbox) -> None:
         """An outbox has something to send: with the end of this turn, or soon when there is none."""
         self._to_flush.append(outbox)
         # Whoever is in a turn, or tells of a commit, ends it with a flush.
-        if not self.running and not self._broker.directory.committer.telling:
+        if not self.running and not self._committer.telling:
             self.soon()
+
+    def before_end(self, append: Callable[[], None]) -> None:
+        """What is gathered in a turn is appended with its end; call in a turn, or end one."""
+        self._to_append.append(append)
 
     def soon(self) -> None:
         """Something became ready while nobody is in a turn."""
@@ -44,6 +52,10 @@ class Turn:
         # What is noted meanwhile goes out with it: to wake the loop for it would cost a whole iteration per message.
         self.running = True
         try:
+            while self._to_append:
+                appends, self._to_append = self._to_append, []
+                for append in appends:
+                    append()
             self._broker.dispatch()
             while self._to_flush:
                 outboxes, self._to_flush = self._to_flush, []

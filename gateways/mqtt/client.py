@@ -24,11 +24,13 @@ from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
 from headrace.gateways.delivery.login import Identity, Refusal
 from headrace.gateways.delivery.outbox import Outbox
+from headrace.gateways.delivery.poller import SILENT_S, Poller
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.cutter import AckRun, Event, PacketCutter, PublishRun, Violation
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_packet
 from headrace.gateways.mqtt.hub import EXCHANGE, Hub
+from headrace.gateways.mqtt.intake import Intake
 from headrace.gateways.mqtt.interest import KNOWN_TOPIC_BYTES_MAX
 from headrace.gateways.mqtt.packets import (
     Auth,
@@ -99,6 +101,8 @@ class Door(Protocol):
     topics: TopicNames
     scans: PublishScans
     keys: RoutingKeys
+    # Reads plain connections without a task switch; None: there is none here.
+    poller: Poller | None
 
     def place(self, vhost: str) -> Place: ...
 
@@ -112,6 +116,52 @@ class Ended(Exception):
 
 
 class Client:
+    __slots__ = (
+        "_alarms",
+        "_allowed",
+        "_blocked",
+        "_cutter",
+        "_descriptor",
+        "_early",
+        "_ended",
+        "_failure",
+        "_inbox",
+        "_intake",
+        "_last_word",
+        "_left",
+        "_member",
+        "_method",
+        "_place",
+        "_poller",
+        "_problem_information",
+        "_proving",
+        "_published",
+        "_room",
+        "_scope",
+        "_sent_count",
+        "_socket",
+        "_swamped_bytes",
+        "_tallied_in",
+        "_tallied_out",
+        "_unanswered",
+        "_will",
+        "_writer",
+        "alias_max",
+        "client_id",
+        "connection",
+        "door",
+        "gathering",
+        "keep_alive_s",
+        "origin",
+        "outbox",
+        "packet_bytes_max",
+        "session",
+        "user",
+        "version",
+        "vhost",
+        "window",
+    )
+
     def __init__(self, door: Door, connection: Connection) -> None:
         self.door = door
         self.connection = connection
@@ -163,6 +213,17 @@ class Client:
         self._room: trio.Event | None = None
         self._sent_count = 0
         self._ended = False
+        # As the intake sees it.
+        self.origin = 0
+        self.gathering: tuple[int, int] | None = None
+        # What became of a read that its task must go on with: events that may have to wait, or what went wrong.
+        self._left: Sequence[Event] = ()
+        self._failure: Exception | None = None
+        self._intake: Intake | None = None
+        self._alarms = door.alarms
+        self._swamped_bytes = 2 * config.write_buffer_bytes
+        self._poller = door.poller if connection.is_plain else None
+        self._descriptor = -1
 
     # -- as its session sees it -----------------------------------------------------------------------------------
 
@@ -229,10 +290,15 @@ class Client:
                     _log.warning("no CONNECT in time", extra={"peer": self.connection.host})
                     raise Ended
                 while True:
-                    await self._turn(self._cutter.receive(await self._read()))
-                    if self._published and self.door.alarms.active:
+                    if self._poller is None:
+                        events: Sequence[Event] = self._cutter.receive(await self._read())
+                        self._published = False
+                    else:
+                        events = await self._be_watched(self._poller)
+                    await self._turn(events)
+                    if self._published and self._alarms.active:
                         await self._wait_for_alarms()
-                    if self.outbox.byte_count > 2 * self.door.config.write_buffer_bytes:
+                    if self.outbox.byte_count > self._swamped_bytes:
                         await self._wait_for_reader()
         finally:
             self._let_go(self._will)
@@ -252,6 +318,49 @@ class Client:
             await self._room.wait()
         self._room = None
 
+    def _must_wait(self) -> bool:
+        """Whether nothing more may be read now: it published and there is an alarm, or it does not read itself."""
+        return (self._published and bool(self._alarms.active)) or self.outbox.byte_count > self._swamped_bytes
+
+    async def _be_watched(self, poller: Poller) -> Sequence[Event]:
+        """Until there is something that cannot be done in one go; returns what is left to do."""
+        self._descriptor = self._socket.fileno()
+        await poller.watch(self._descriptor, self._ready)
+        self._descriptor = -1
+        left, self._left = self._left, ()
+        return left
+
+    def _ready(self) -> None:
+        """Something has come: read once, and do what needs no await. In a turn of the poller's."""
+        poller = self._poller
+        assert poller is not None
+        if self._ended:
+            return
+        inbox, now = self._inbox, poller.now
+        if now - inbox.last_received > SILENT_S:
+            poller.silent_count += 1
+        data = inbox.read_now(now)
+        if data is None:
+            return
+        self._published = False
+        done = 0
+        events: list[Event] = []
+        try:
+            if not data:
+                raise Ended
+            events = self._cutter.receive(data)
+            for event in events:
+                if type(event) not in _AT_ONCE:
+                    break
+                done += 1
+                self._take(event)
+            if done == len(events) and not self._must_wait():
+                return
+        except Exception as error:
+            self._failure = error
+        self._left = events[done:]
+        poller.hand_over(self._descriptor)
+
     async def _read(self) -> bytes:
         data = await self._inbox.read()
         if not data:
@@ -266,37 +375,38 @@ class Client:
                 return events
 
     async def _turn(self, events: Sequence[Event]) -> None:
-        self._published = False
         for event in events:
             if self._ended:
                 raise Ended
+            if self._failure is not None:
+                break
             try:
                 self.door.turn.running = True
-                match event:
-                    case Subscribe():
-                        self.door.turn.running = False
-                        await self._subscribe(event)
-                    case Unsubscribe():
-                        self.door.turn.running = False
-                        await self._unsubscribe(event)
-                    case _:
-                        self._take(event)
+                if isinstance(event, Subscribe | Unsubscribe):
+                    # What was published before comes before it in the log.
+                    self.door.turn.end()
+                    await (self._subscribe(event) if isinstance(event, Subscribe) else self._unsubscribe(event))
+                else:
+                    self._take(event)
+            except Exception as error:
+                self._failure = error
+            finally:
                 self.door.turn.running = False
-            except MqttError as error:
-                self.door.turn.running = False
-                await self._fail(error)
-            except HeadraceError as error:
-                self.door.turn.running = False
-                await self._fail(_as_mqtt(error))
-            except Ended:
-                self.door.turn.running = False
-                raise
-            except Exception:
-                # Our mistake, whatever the client sent: it costs this connection, not the broker and not the others.
-                self.door.turn.running = False
-                _log.exception("connection closed: internal error", extra=self._who())
-                await self._fail(MqttError(ReasonCode.UNSPECIFIED_ERROR, "internal error, see the broker's log"))
         self.door.turn.end()
+        if self._failure is not None:
+            await self._fail(self._blame(self._failure))
+
+    def _blame(self, failure: Exception) -> MqttError:
+        """What the client is told. Ended: it knows."""
+        match failure:
+            case Ended():
+                raise failure
+            case HeadraceError():
+                return _as_mqtt(failure)
+            case _:
+                # Our mistake, whatever the client sent: it costs this connection, not the broker and not the others.
+                _log.error("connection closed: internal error", exc_info=failure, extra=self._who())
+                return MqttError(ReasonCode.UNSPECIFIED_ERROR, "internal error, see the broker's log")
 
     def _take(self, event: Event) -> None:
         session = self.session
@@ -320,6 +430,9 @@ class Client:
             case Pubcomp(packet_id):
                 self._acknowledged(session, PacketType.PUBCOMP, (packet_id,))
             case Pingreq():
+                if self._published:
+                    # What it published before and gets itself comes before the answer.
+                    self._flush_intake()
                 self._put(Pingresp())
             case Disconnect():
                 self._disconnected(event)
@@ -496,6 +609,8 @@ class Client:
             client_id, self, self, user=self.user, clean_start=connect.clean_start, expiry_s=expiry_s
         )
         self.session, self._place, self._will = session, place, connect.will
+        self.origin = session.origin
+        self._intake = place.hub.intake
         session.will = connect.will
         properties = NO_PROPERTIES
         if self.version is Version.V5:
@@ -564,37 +679,54 @@ class Client:
         self._allowed.clear()
 
     def _publish(self, session: Session, run: PublishRun) -> None:
-        topics = run.topics
         self._published = True
-        for topic in (
-            (topics[0],) if topics[-1] is topics[0] and topics.count(topics[0]) == len(topics) else set(topics)
-        ):
-            if topic in self._allowed:
-                continue
+        if not self._allowed.issuperset(run.topics):
             try:
-                self._check_publish(topic)
+                for topic in {*run.topics} - self._allowed:
+                    self._check_publish(topic)
             except MqttError as error:
                 self._refuse_some(session, run, error)
                 return
-        for blob in filter(None, set(run.properties)):
-            refusal = self.door.scans.of(blob).refusal
-            if refusal:
-                self._refuse_some(session, run, MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, refusal))
-                return
-        if run.qos == 0:
-            self._append(session, run)
-        elif run.qos == 1:
-            self._count_unanswered(len(run.packet_ids))
-            refused: list[int] = []
-            reached = self._append(session, run, refused)
-            packet_ids: Sequence[int] = run.packet_ids
-            if refused:
-                full = self._refuse_full(run, refused)
-                packet_ids = [packet_id for packet_id in packet_ids if packet_id not in full]
-                self._unanswered -= len(full)
-            self._answer(packet_ids, PacketType.PUBACK, reached)
-        else:
+        if self.version is Version.V5:
+            for blob in filter(None, set(run.properties)):
+                refusal = self.door.scans.of(blob).refusal
+                if refusal:
+                    self._refuse_some(session, run, MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, refusal))
+                    return
+        if run.qos == 2:
             self._publish_once(session, run)
+            return
+        if run.packet_ids:
+            self._count_unanswered(len(run.packet_ids))
+        assert self._intake is not None
+        self._intake.put(self, run)
+
+    def _flush_intake(self) -> None:
+        if self._intake is not None:
+            self._intake.flush()
+
+    def appended(self, run: PublishRun) -> None:
+        """Messages with QoS 1 are committed."""
+        if not self._ended and run.packet_ids:
+            self._unanswered -= len(run.packet_ids)
+            self.outbox.put(encode_ack_run(PacketType.PUBACK, run.packet_ids))
+
+    def turned_away(self, run: PublishRun, refused: Sequence[int]) -> PublishRun:
+        """Some messages of a run with QoS 1 were refused by a full queue; returns what is left to be acknowledged."""
+        try:
+            full = set() if self._ended else self._refuse_full(run, refused)
+        except MqttError as error:
+            self.append_failed(error)
+            return PublishRun(run.first_byte)
+        self._unanswered -= len(full)
+        left = [packet_id for packet_id in run.packet_ids if packet_id not in full]
+        return PublishRun(run.first_byte, packet_ids=left)
+
+    def append_failed(self, error: HeadraceError) -> None:
+        """Something that this client sent was not taken, and its version has no other way to say so."""
+        self._failure = error
+        if self._poller is not None and self._descriptor >= 0:
+            self._poller.hand_over(self._descriptor)
 
     def _refuse_full(self, run: PublishRun, refused: Sequence[int]) -> set[int]:
         """A queue with reject-publish is full; returns the identifiers of what it did not take."""
@@ -607,19 +739,6 @@ class Client:
         for packet_id in full:
             self._put(kind(packet_id, error.code, properties))
         return full
-
-    def _append(self, session: Session, run: PublishRun, refused: list[int] | None = None) -> int | None:
-        assert self._place is not None
-        return self._place.hub.publish(
-            run.topics,
-            run.properties,
-            run.payloads,
-            qos=run.qos,
-            retain=run.retain,
-            version=self.version,
-            origin=session.origin,
-            refused=refused,
-        )
 
     def _refuse_some(self, session: Session, run: PublishRun, error: MqttError) -> None:
         """Not all of a run may be published: each for itself then."""
@@ -926,6 +1045,10 @@ class Client:
             "client": self.client_id,
             "door": "mqtt",
         }
+
+
+# What never has to wait for anything.
+_AT_ONCE = frozenset((PublishRun, AckRun, Puback, Pubrec, Pubrel, Pubcomp, Pingreq))
 
 
 def _unexplained(packet: Packet) -> Packet:

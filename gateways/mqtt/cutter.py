@@ -101,6 +101,22 @@ Event: TypeAlias = PublishRun | AckRun | Packet | Violation
 class PacketCutter:
     """The octets of one connection, cut into events."""
 
+    __slots__ = (
+        "_aliases",
+        "_connected",
+        "_from_client",
+        "_guess_strides",
+        "_held",
+        "_scans",
+        "_topics",
+        "_wanted_bytes",
+        "connect_bytes_max",
+        "finished",
+        "packet_bytes_max",
+        "topic_alias_max",
+        "version",
+    )
+
     def __init__(
         self,
         *,
@@ -330,6 +346,9 @@ class PacketCutter:
                 pos = stop
                 if stride == last_stride and topic is last_topic and blob is last_blob and self._guess_strides:
                     pos += stride * self._cut_strides(run, data, pos, stride, at - stop + stride, id_at)
+                if pos == end:
+                    # Not by an IndexError: a read often holds one message only.
+                    break
                 last_stride = stride
                 last_topic = topic
                 last_blob = blob
@@ -436,7 +455,9 @@ def _went_well(packet: Puback | Pubrec | Pubrel | Pubcomp) -> bool:
 def _run(events: list[Event], first_byte: int) -> PublishRun:
     """The run at the end of the list if a PUBLISH with this first byte continues it, else a new one, not yet in it."""
     last = events[-1] if events else None
-    return last if type(last) is PublishRun and last.first_byte == first_byte else PublishRun(first_byte)
+    return (
+        last if type(last) is PublishRun and last.first_byte == first_byte else PublishRun(first_byte, [], [], [], [])
+    )
 
 
 def _acks(events: list[Event], kind: PacketType) -> AckRun:

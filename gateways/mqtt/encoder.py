@@ -208,6 +208,7 @@ def _some(items: tuple[_T, ...]) -> tuple[_T, ...]:
 
 # ---- runs ----------------------------------------------------------------------------------------------------------
 
+_ACK = struct.Struct(">HH")
 _ACK_HEADS = {
     PacketType.PUBACK: 0x4002,
     PacketType.PUBREC: 0x5002,
@@ -294,6 +295,8 @@ def encode_ack_run(kind: PacketType, packet_ids: Sequence[int]) -> bytes:
     """PUBACK, PUBREC, PUBREL or PUBCOMP, success, for each: the same octets in both versions."""
     if 0 in packet_ids:
         raise ValueError("a packet identifier is never 0")
+    if len(packet_ids) == 1:
+        return _ACK.pack(_ACK_HEADS[kind], packet_ids[0])
     numbers = [_ACK_HEADS[kind]] * (2 * len(packet_ids))
     numbers[1::2] = packet_ids
     return struct.pack(f">{len(numbers)}H", *numbers)

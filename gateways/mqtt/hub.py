@@ -27,6 +27,7 @@ from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import CatchUp, Progress, Translated
 from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.encoder import encode_publish_run, publish_first_byte
+from headrace.gateways.mqtt.intake import Intake
 from headrace.gateways.mqtt.interest import (
     KNOWN_TOPIC_BYTES_MAX,
     TOPICS_MAX,
@@ -77,6 +78,8 @@ class Shared:
     retained_log: PartitionLog
     # Whether a user may publish in a vhost to a topic, as a client of this identifier.
     may_publish: Callable[[str, str, str, str], bool]
+    # Has something called with the end of the turn.
+    before_end: Callable[[Callable[[], None]], None]
     # What $SYS/broker/version says.
     version: str = "headrace"
 
@@ -133,6 +136,8 @@ class Hub:
         self._wills: dict[Session, Timer[Callable[[], None]]] = {}
         # Told of sessions that are over, before what they held is given back.
         self.ended: Callable[[Session], None] = lambda session: None
+        # What clients publish with QoS 0 and 1, until the turn ends.
+        self.intake = Intake(self.publish, self.log.when_committed, shared.before_end)
         self.broker.taps[self.log] = self
         self.log.advanced.append(self._advanced)
 
@@ -150,11 +155,13 @@ class Hub:
         origin: int | Sequence[int] = 0,
         refused: list[int] | None = None,
     ) -> int | None:
-        """Append messages; returns the offset that a commit must pass before they may be acknowledged.
+        """Append messages, behind what was gathered before; returns the offset that a commit must pass before they may
+        be acknowledged.
 
         `origin`: of all, or of each. `refused` gets the places of those that a full queue did not take
         (reject-publish); everybody else has them.
         """
+        self.intake.flush()
         vocabulary = Vocabulary.MQTT_5 if version is Version.V5 else Vocabulary.MQTT_3
         attributes = int(vocabulary) | qos << QOS_SHIFT | (RETAIN if retain else 0) | (PERSISTENT if qos else 0)
         keys = self.shared.keys.keys_of(topics)
@@ -206,6 +213,7 @@ class Hub:
         refused: list[int],
     ) -> None:
         """The same with QoS 2, for identifiers that are free: they are taken with that, also after a crash."""
+        self.intake.flush()
         self._noted_to = int(self.log.end)
         try:
             origin = with_ids(session.origin, packet_ids) if session.outlives else session.origin

@@ -19,6 +19,7 @@ from headrace.gateways.delivery.inbox import STALL_S
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.poller import Poller, is_available
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import Translated
@@ -71,6 +72,7 @@ class MqttDoor:
         self.scans = PublishScans()
         self.keys = keys
         self.clients: set[Client] = set()
+        self.poller = Poller(turn, broker.env.clock) if is_available() else None
         self._places: dict[str, Place] = {}
         self._nursery: trio.Nursery | None = None
         self._shared = Shared(
@@ -82,6 +84,7 @@ class MqttDoor:
             broker.private_log(state.SESSIONS_NAME, COMPACTED),
             broker.private_log(state.RETAINED_NAME, COMPACTED),
             self._may_publish,
+            turn.before_end,
             version,
         )
         broker.metadata.listen(self._metadata_changed)
@@ -171,6 +174,8 @@ class MqttDoor:
         """Keep alives and the hubs, until cancelled."""
         clock = self.broker.env.clock
         async with trio.open_nursery() as self._nursery:
+            if self.poller is not None:
+                self._nursery.start_soon(self.poller.run)
             for place in self._places.values():
                 self._nursery.start_soon(place.hub.run)
             if self.config.sys_period_s:
