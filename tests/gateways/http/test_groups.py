@@ -1,7 +1,10 @@
 """Consumer groups as an HTTP client meets them, on a real broker: sharing, polling, fencing, lag, rights, a kill."""
 
+import re
 import threading
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -134,6 +137,27 @@ def reader(broker: HttpBroker) -> Iterator[httpx.Client]:
 
 def code(answer: httpx.Response) -> str:
     return str(answer.json()["code"])
+
+
+def test_loop_on_the_page_reads_everything_once_and_commits_it(topic: Topic, group: Group) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "consumer-groups.md").read_text()
+    (loop,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    topic.publish("a", "b")
+    topic.publish("c", partition=1)
+    seen: list[str] = []
+
+    def work(messages: list[dict[str, Any]]) -> None:
+        seen.extend(one["value"] for one in messages)
+        if group.described()["lag"] == 0:
+            raise StopIteration
+
+    def answered(method: str, path: str, body: object = None) -> Any:
+        return group.http.request(method, group.url + path.replace("20000", "50"), json=body).raise_for_status().json()
+
+    names = {"get": partial(answered, "GET"), "post": partial(answered, "POST"), "work": work}
+    with pytest.raises(StopIteration):
+        exec(loop.replace('"orders"', f'"{topic.name}"'), names)
+    assert sorted(seen) == ["a", "b", "c"]
 
 
 # -- the life of a group --------------------------------------------------------------------------------------------
