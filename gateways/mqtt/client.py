@@ -19,6 +19,7 @@ from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.delayed_when import HINT
 from headrace.gateways.delivery.inbox import Inbox
 from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
@@ -26,8 +27,10 @@ from headrace.gateways.delivery.login import Identity, Refusal
 from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.poller import SILENT_S, Poller
 from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.mqtt import delaying
 from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.cutter import AckRun, Event, PacketCutter, PublishRun, Violation
+from headrace.gateways.mqtt.delaying import Countdown
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_packet
 from headrace.gateways.mqtt.hub import EXCHANGE, Hub
 from headrace.gateways.mqtt.intake import Intake
@@ -61,6 +64,7 @@ from headrace.gateways.mqtt.reasons import (
     protocol_error,
     return_code,
 )
+from headrace.gateways.mqtt.received import parked_at
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Interest, Outcome, Session
 from headrace.gateways.mqtt.shares import Shares
@@ -681,18 +685,28 @@ class Client:
     def _publish(self, session: Session, run: PublishRun) -> None:
         self._published = True
         if not self._allowed.issuperset(run.topics):
+            unknown = {*run.topics} - self._allowed
+            if any(topic.startswith(delaying.TOPIC) for topic in unknown):
+                self._publish_late(session, run)
+                return
             try:
-                for topic in {*run.topics} - self._allowed:
+                for topic in unknown:
                     self._check_publish(topic)
             except MqttError as error:
                 self._refuse_some(session, run, error)
                 return
         if self.version is Version.V5:
             for blob in filter(None, set(run.properties)):
+                if HINT in blob:
+                    self._publish_late(session, run)
+                    return
                 refusal = self.door.scans.of(blob).refusal
                 if refusal:
                     self._refuse_some(session, run, MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, refusal))
                     return
+        self._publish_now(session, run)
+
+    def _publish_now(self, session: Session, run: PublishRun) -> None:
         if run.qos == 2:
             self._publish_once(session, run)
             return
@@ -700,6 +714,62 @@ class Client:
             self._count_unanswered(len(run.packet_ids))
         assert self._intake is not None
         self._intake.put(self, run)
+
+    def _publish_late(self, session: Session, run: PublishRun) -> None:
+        """A run in which something may be delivered later."""
+        if len(run.topics) > 1:
+            self._publish_each(session, run)
+            return
+        assert self._place is not None
+        hub = self._place.hub
+        try:
+            topic, late = hub.parking.read(run.topics[0], run.properties[0])
+            self._check_publish(topic)
+            scan = self.door.scans.of(run.properties[0])
+            if scan.refusal:
+                raise MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, scan.refusal)
+        except MqttError as error:
+            self._refuse_some(session, run, error)
+            return
+        if late is None:
+            self._publish_now(session, replace(run, topics=[topic]))
+            return
+        packet_id = run.packet_ids[0] if run.qos else 0
+        kind = PacketType.PUBACK if run.qos == 1 else PacketType.PUBREC
+        safe = Countdown(1, lambda: self._tell(kind, run.packet_ids) if run.qos else None)
+        if run.qos < 2 or packet_id not in session.incoming:
+            if run.qos:
+                self._count_unanswered(1)
+            if run.qos == 2:
+                # It is written before the message, and counts only with it (received.py).
+                session.incoming[packet_id] = parked_at(int(self.door.broker.delayed.delays.intake.end))
+                if session.outlives:
+                    safe.more()
+                    hub.keep(session, safe, first=True)
+            try:
+                hub.parking.park(
+                    late,
+                    run.properties[0],
+                    run.payloads[0],
+                    qos=run.qos,
+                    retain=run.retain,
+                    version=self.version,
+                    origin=session.origin,
+                    tags=scan.tags,
+                )
+            except HeadraceError:
+                session.incoming.pop(packet_id, None)
+                raise
+        # One that came before may still be on its way to the disk.
+        hub.parking.when_parked(safe)
+
+    def _publish_each(self, session: Session, run: PublishRun) -> None:
+        for place in range(len(run.topics)):
+            ids = run.packet_ids[place : place + 1]
+            part = slice(place, place + 1)
+            self._publish(
+                session, PublishRun(run.first_byte, run.topics[part], run.properties[part], run.payloads[part], ids)
+            )
 
     def _flush_intake(self) -> None:
         if self._intake is not None:
@@ -743,12 +813,7 @@ class Client:
     def _refuse_some(self, session: Session, run: PublishRun, error: MqttError) -> None:
         """Not all of a run may be published: each for itself then."""
         if len(run.topics) > 1:
-            for place in range(len(run.topics)):
-                ids = run.packet_ids[place : place + 1]
-                part = slice(place, place + 1)
-                self._publish(
-                    session, PublishRun(run.first_byte, run.topics[part], run.properties[part], run.payloads[part], ids)
-                )
+            self._publish_each(session, run)
             return
         if self.version is not Version.V5 or not run.qos:
             # [MQTT-3.3.5-2] There is no way to say no but to end the connection.

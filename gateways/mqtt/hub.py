@@ -8,6 +8,7 @@ Sessions that sleep cost nothing here: no publish looks at them, and nothing is 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from headrace.gateways.delivery.vhost import Target, VirtualHost
 from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import CatchUp, Progress, Translated
 from headrace.gateways.mqtt.config import MqttConfig
+from headrace.gateways.mqtt.delaying import Parking
 from headrace.gateways.mqtt.encoder import encode_publish_run, publish_first_byte
 from headrace.gateways.mqtt.intake import Intake
 from headrace.gateways.mqtt.interest import (
@@ -108,6 +110,7 @@ class Hub:
         self._interests = Interests()
         self._topics = Topics(shared.keys.topic_of)
         # By key; with tags, by both.
+        self.parking = Parking(self.broker, EXCHANGE, host.name, shared.keys.key_of)
         self._targets: dict[bytes | tuple[bytes, Tags], Target] = {}
         self._catch_up = CatchUp(
             self.log,
@@ -756,9 +759,9 @@ class Hub:
             self._unwritten.append((session, done))
             self._dirty_wake.set()
 
-    def keep(self, session: Session, done: Callable[[], None]) -> None:
+    def keep(self, session: Session, done: Callable[[], None], *, first: bool = False) -> None:
         """Write the session down; `done` is called when that is safe. One that ends with its connection is not
-        written at all."""
+        written at all. `first`: before what is appended to other logs from now on, where the disk has room."""
         self._dirty.pop(session, None)
         if not session.outlives:
             done()
@@ -768,6 +771,10 @@ class Hub:
         log = self.shared.sessions_log
         log.when_committed(end, done)
         self.broker.directory.committer.urgent(log)
+        if first:
+            # A full disk is the committer's to wait for.
+            with suppress(DiskFull):
+                log.seal()
 
     def _encode(self, session: Session) -> bytes:
         end = int(self.log.end)
@@ -823,7 +830,7 @@ class Hub:
         session.is_kept = True
         self.sessions[client_id] = session
         self.tally.subscriptions += len(session.interests)
-        forget_unwritten(self.log, session)
+        forget_unwritten(self.log, self.broker.delayed.delays.intake, session)
         for one in in_log:
             flight = self._read_flight(session, one)
             if flight is None:

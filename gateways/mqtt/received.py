@@ -13,12 +13,22 @@ from headrace.gateways.mqtt.origin import packet_id_in, publisher
 from headrace.gateways.mqtt.session import Session
 
 
-def forget_unwritten(log: PartitionLog, session: Session) -> None:
-    """Identifiers whose messages the log does not have; they were the last before a crash."""
+def parked_at(offset: int) -> int:
+    """What stands in `Session.incoming` for a message that is delivered later: its offset among the parked ones."""
+    return -2 - offset
+
+
+def forget_unwritten(log: PartitionLog, parked: PartitionLog, session: Session) -> None:
+    """Identifiers whose messages neither log has; they were the last before a crash."""
+    complete: set[PartitionLog] = set()
     for packet_id, offset in reversed([*session.incoming.items()]):
-        if offset < log.log_start or has_record(log, offset):
-            return
-        del session.incoming[packet_id]
+        where, at = (parked, -2 - offset) if offset <= parked_at(0) else (log, offset)
+        if where in complete:
+            continue
+        if at < where.log_start or has_record(where, at):
+            complete.add(where)
+        else:
+            del session.incoming[packet_id]
 
 
 def has_record(log: PartitionLog, offset: int) -> bool:
