@@ -745,7 +745,7 @@ class Hub:
 
     def _changed(self, session: Session, at_once: bool) -> None:
         if at_once:
-            self._write(session, session.release)
+            self._write(session, session.to_release())
             return
         if not self._dirty:
             self._dirty_wake.set()

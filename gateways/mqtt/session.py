@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_publish_run, publish_bytes, publish_first_byte
@@ -590,21 +591,26 @@ class Session:
                 self.flights[packet_id] = flight._replace(released=True, topic=b"", blob=b"", payload=b"")
             self._to_release.append(packet_id)
         if not self.outlives:
-            self.release()
+            self.to_release()()
         elif self._to_release:
             self.changed(True)
         return unknown
 
-    def release(self) -> None:
-        """The state is safe: tell the client what may be forgotten (M2), and give it what nobody else may get."""
-        packet_ids, self._to_release = self._to_release, []
-        link = self.link
-        if link is None:
+    def to_release(self) -> Callable[[], None]:
+        """What may go out once the state as it is now is safe: to be called then. What comes meanwhile is not in that
+        state, and waits for the next."""
+        released, self._to_release = self._to_release, []
+        delivered, self._to_deliver = self._to_deliver, []
+        return partial(self._release, self.link, released, delivered)
+
+    def _release(self, link: Link | None, released: Sequence[int], delivered: Sequence[int]) -> None:
+        """Tell the client what may be forgotten (M2), and give it what nobody else may get. A client that has come back
+        since is sent all of it anyway."""
+        if link is None or link is not self.link:
             return
-        if packet_ids:
-            link.send(encode_ack_run(PacketType.PUBREL, packet_ids))
-        packet_ids, self._to_deliver = self._to_deliver, []
-        for packet_id in packet_ids:
+        if released:
+            link.send(encode_ack_run(PacketType.PUBREL, released))
+        for packet_id in delivered:
             flight = self.flights.get(packet_id)
             if flight is not None and not self._send_one(link, flight, packet_id):
                 self._finish(packet_id, flight, Outcome.ACCEPTED)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from headrace.gateways.mqtt.cutter import PacketCutter
+from headrace.gateways.mqtt.encoder import encode_ack_run
 from headrace.gateways.mqtt.packets import Publish
-from headrace.gateways.mqtt.reasons import Version
+from headrace.gateways.mqtt.reasons import PacketType, Version
 from headrace.gateways.mqtt.session import LOG_IDS, Piece, Session
 
 
@@ -103,3 +104,61 @@ def test_message_with_qos_0_is_never_marked() -> None:
     story.session.sent_below = 3
     story.session.offer(Piece(0, 0, False, [b"t"] * 2, [b""] * 2, [b"x"] * 2))
     assert [one.dup for one in story.link.take()] == [False, False]
+
+
+# -- what waits for the state to be safe -----------------------------------------------------------------------------
+
+
+class Wire:
+    """A connection that takes everything."""
+
+    version = Version.V3_1_1
+    packet_bytes_max = 0
+    alias_max = 0
+    window = 100
+    is_full = False
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+def with_messages(count: int) -> tuple[Session, Wire, list[Callable[[], None]]]:
+    """A lasting session that has sent so many messages with QoS 2; and what waits for each state to be safe."""
+    session, wire = Session("c", now_us=lambda: 0), Wire()
+    written: list[Callable[[], None]] = []
+    session.expiry_s = None
+    session.live = True
+    session.changed = lambda at_once: written.append(session.to_release()) if at_once else None
+    session.attach(wire, 0)
+    session.offer(Piece(0, 2, False, [b"t"] * count, [b""] * count, [b"x"] * count))
+    wire.sent.clear()
+    return session, wire, written
+
+
+def pubrel(*packet_ids: int) -> bytes:
+    return encode_ack_run(PacketType.PUBREL, packet_ids)
+
+
+def test_pubrel_tells_only_of_what_is_in_the_state_that_is_safe() -> None:
+    session, wire, written = with_messages(3)
+    session.receive([1])
+    session.receive([2, 3])
+    assert wire.sent == []
+    written[0]()
+    assert wire.sent == [pubrel(1)]
+    written[1]()
+    assert wire.sent == [pubrel(1), pubrel(2, 3)]
+
+
+def test_a_client_that_came_back_is_sent_pubrel_once_by_its_new_connection() -> None:
+    session, wire, written = with_messages(1)
+    session.receive([1])
+    session.detach(1)
+    again = Wire()
+    session.attach(again, 1)
+    session.pump()
+    written[0]()
+    assert (wire.sent, again.sent) == ([], [pubrel(1)])
