@@ -30,6 +30,8 @@ class DutyKind(IntEnum):
     QUEUE = 5
     # A run of the schedule `name`: publish, and park the next run.
     SCHEDULE = 6
+    # Append to the created topic `name`; the record is the message.
+    TOPIC = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,19 @@ from headrace.controller.errors import Invalid, NotFound
 from headrace.core_log.errors import Refused, SequenceRefused
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, Headers, Producer, Protocol
+from headrace.delay.parked import DelayRefused
 from headrace.filtering.tags import Tags, collect
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.alarms import Alarm
+from headrace.gateways.delivery.delayed_duty import Duty, DutyKind
+from headrace.gateways.delivery.delayed_when import DELAY, DELIVER_AT, due_us_of, schedule_id_of
 from headrace.gateways.delivery.producers import producer
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
 from headrace.gateways.delivery.topics import Place, TopicKind, parse_name
 from headrace.gateways.delivery.vhost import Target, VirtualHost
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem, problem_of
-from headrace.gateways.http.records import CONTENT_TYPE, Encoding, octets, value_octets
+from headrace.gateways.http.records import CONTENT_TYPE, Encoding, octets, time_text, value_octets
 from headrace.gateways.http.topics import PATH, TopicPath
 from headrace.gateways.http.visitor import Visitor
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 BATCH_MAX = 10_000
 ROUTING_KEY_BYTES_MAX = 255
 _SEQUENCE_MAX = 2**63 - 2
+_DELAY_MS_MAX = 2**53
 
 
 class NewMessage(Body, frozen=True, kw_only=True):
@@ -53,6 +57,16 @@ class NewMessage(Body, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)] | None, Meta(description="of a created topic, whatever the key says")
     ] = None
     persistent: Annotated[bool, Meta(description="false: may be lost in a crash, and is answered at once")] = True
+    deliver_at: Annotated[
+        str | int | None, Meta(description="not before then: ms since 1970, or RFC 3339 with its zone")
+    ] = None
+    delay_ms: Annotated[Annotated[int, Meta(ge=0, le=_DELAY_MS_MAX)] | None, Meta(description="not before so long")] = (
+        None
+    )
+    schedule_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=255)] | None,
+        Meta(description="of a delayed message, to cancel or reschedule it by; made by the broker when absent"),
+    ] = None
     producer_id: Annotated[str | None, Meta(description="with `sequence`: sent again, it is not published again")] = (
         None
     )
@@ -67,6 +81,8 @@ class Published(Answer, frozen=True, kw_only=True, omit_defaults=True):
     offset: int | None = None
     queues: Annotated[int | None, Meta(description="how many queues got it, of an exchange's or queue's")] = None
     duplicate: Annotated[bool, Meta(description="it was published before under this sequence number")] = False
+    schedule_id: Annotated[str | None, Meta(description="of a message that is parked until it is due")] = None
+    deliver_at: Annotated[str | None, Meta(description="when it is due")] = None
 
 
 class PublishedAll(Answer, frozen=True, kw_only=True):
@@ -98,6 +114,9 @@ class _Ready:
     # Of an exchange's or queue's.
     properties: bytes = b""
     target: Target | None = None
+    # Parked until then under this id; 0: published now.
+    due_us: int = 0
+    id: bytes = b""
 
 
 async def publish_messages(call: Call[TopicPath, PublishQuery, NewMessage | list[NewMessage]]) -> Reply:
@@ -183,6 +202,7 @@ class _Batch:
         value = value_octets(message.value, message.encoding)
         tags = collect(message.tags)
         numbered = self._producer(message)
+        due_us, schedule_id = self._due(message)
         if self._place.kind is TopicKind.TOPIC:
             return _Ready(
                 index,
@@ -192,7 +212,9 @@ class _Batch:
                 message.persistent,
                 numbered,
                 headers=_neutral_headers(message),
-                partition=self._partition(message, key),
+                partition=0 if due_us else self._partition(message, key),
+                due_us=due_us,
+                id=schedule_id,
             )
         if message.partition is not None:
             raise Invalid("partition can be given for created topics only")
@@ -205,7 +227,35 @@ class _Batch:
             message.headers, content_type=content_type, tags=tags, persistent=message.persistent
         )
         target = self._target(key, properties, tags)
-        return _Ready(index, key, value, tags, message.persistent, numbered, properties=properties, target=target)
+        return _Ready(
+            index,
+            key,
+            value,
+            tags,
+            message.persistent,
+            numbered,
+            properties=properties,
+            target=target,
+            due_us=due_us,
+            id=schedule_id,
+        )
+
+    def _due(self, message: NewMessage) -> tuple[int, bytes]:
+        """When it is due, and its id; (0, b""): now."""
+        now_us = self._broker.env.clock.wall_us()
+        try:
+            due_us = due_us_of(now_us, message.delay_ms, message.deliver_at)
+            if due_us is None:
+                return 0, b""
+            self._broker.delayed.check(due_us, now_us)
+            wanted = schedule_id_of(message.schedule_id)
+        except DelayRefused as error:
+            # In the words of the other doors' headers.
+            told = str(error).replace(DELIVER_AT, "deliver_at").replace(DELAY, "delay_ms")
+            raise Invalid(told) from None
+        if message.partition is not None:
+            raise Invalid("partition cannot be given for a delayed message: its key decides when it is due")
+        return due_us, wanted or str(self._broker.env.ids.uuid()).encode()
 
     def _producer(self, message: NewMessage) -> Producer | None:
         if message.producer_id is None and message.sequence is None:
@@ -263,7 +313,9 @@ class _Batch:
                 last += 1
             run = ready[first:last]
             try:
-                if self._place.kind is TopicKind.TOPIC:
+                if run[0].due_us:
+                    self._park(run)
+                elif self._place.kind is TopicKind.TOPIC:
                     self._append(run)
                 else:
                     self._route(run)
@@ -273,6 +325,40 @@ class _Batch:
                 return problem_of(error).at(run[0].index)
             first = last
         return None
+
+    def _park(self, run: Sequence[_Ready]) -> None:
+        """Until they are due."""
+        one, place = run[0], self._place
+        if place.kind is TopicKind.TOPIC:
+            duty = Duty(DutyKind.TOPIC, place.vhost, place.name)
+            attributes, tags = int(Protocol.NEUTRAL), one.tags
+        else:
+            assert one.target is not None
+            duty = Duty(DutyKind.PUBLISH, place.vhost, self._exchange)
+            attributes, tags = int(Protocol.AMQP), one.target.tags
+        delayed = self._broker.delayed
+        intake = delayed.delays.intake
+        before = intake.end
+        delayed.park(
+            duty,
+            [item.key if item.target is None else item.target.key for item in run],
+            [item.properties for item in run],
+            [item.value for item in run],
+            due_us=[item.due_us for item in run],
+            ids=[item.id for item in run],
+            attributes=attributes | (PERSISTENT if one.persistent else 0),
+            tags=tags,
+            headers=[item.headers for item in run] if any(item.headers for item in run) else None,
+            producer=one.producer,
+        )
+        if one.persistent:
+            self._logs[intake] = int(intake.end)
+        if intake.end == before:
+            self.results.append(Published(duplicate=True))
+            return
+        self.results += [
+            Published(schedule_id=item.id.decode("utf-8", "replace"), deliver_at=time_text(item.due_us)) for item in run
+        ]
 
     def _append(self, run: Sequence[_Ready]) -> None:
         """To a created topic."""
@@ -379,6 +465,10 @@ def _alike(one: _Ready, other: _Ready) -> bool:
     """Whether two neighbours can be one append."""
     if one.producer is not None or other.producer is not None or one.persistent is not other.persistent:
         return False
+    if bool(one.due_us) != bool(other.due_us):
+        return False
+    if one.due_us:
+        return one.tags == other.tags
     if one.target is not None:
         return other.target is one.target and not one.target.byte_limits
     return (one.partition, one.tags) == (other.partition, other.tags)

@@ -41,6 +41,7 @@ from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordina
 from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
 from headrace.gateways.delivery.delayed_duty import DutyKind
 from headrace.gateways.delivery.delayed_publish import DelayedPublishes
+from headrace.gateways.delivery.delayed_topics import DelayedTopics
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import DoorListener, TlsSide, is_loopback, resolve
 from headrace.gateways.delivery.meter import SystemMeter, Watch
@@ -176,6 +177,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     for vocabulary in (Vocabulary.MQTT_3, Vocabulary.MQTT_5):
         publishes.words[vocabulary] = FiredWords(broker, mqtt.scans)
     topics = Topics(broker)
+    broker.delayed.carry(DutyKind.TOPIC, DelayedTopics(broker, topics))
     await topics.load()
     group_topics = GroupTopics(broker, topics)
     groups = GroupCoordinator(broker, group_topics.logs_of, config.groups.values())

@@ -522,6 +522,75 @@ def test_mqtt_message_is_read_with_its_user_properties_and_mqtt_clients_get_what
     }
 
 
+# -- later --------------------------------------------------------------------------------------------------------
+
+
+def test_delayed_message_of_a_topic_comes_when_it_is_due_and_not_before(http: httpx.Client, name: str) -> None:
+    http.post(TOPICS, json={"name": name, "partitions": 2})
+    message = {"key": "k", "value": "later", "headers": {"a": "b"}, "tags": ["eu"], "delay_ms": 400}
+    (result,) = publish(http, name, message)
+    assert set(result) == {"schedule_id", "deliver_at"}
+    (at_once,) = publish(http, name, {"key": "k", "value": "now"})
+    partition = at_once["partition"]
+    assert values(read(http, name, partition)) == ["now"]
+    page = read(http, name, partition, offset=1, wait_ms=PATIENCE_S * 1000)
+    (came,) = page["messages"]
+    assert (came["value"], came["headers"], came["tags"]) == ("later", {"a": "b"}, ["eu"])
+    assert came["timestamp"] >= result["deliver_at"]
+
+
+def test_delayed_message_of_an_exchange_is_routed_when_it_is_due(http: httpx.Client, channel: Any, name: str) -> None:
+    channel.exchange_declare(name, "fanout", durable=True)
+    (result,) = publish(
+        http, name, {"value": "later", "headers": {"a": 1}, "delay_ms": 300, "schedule_id": f"my-{name}"}
+    )
+    assert result["schedule_id"] == f"my-{name}"
+    channel.queue_declare(name, durable=True)
+    channel.queue_bind(name, name)
+    for method, properties, body in channel.consume(name, auto_ack=True, inactivity_timeout=PATIENCE_S):
+        assert (method.exchange, body, properties.headers["a"]) == (name, b"later", 1)
+        break
+    channel.cancel()
+
+
+def test_time_that_has_passed_means_now(http: httpx.Client, topic: str) -> None:
+    results = publish(http, topic, {"deliver_at": 1000}, {"deliver_at": "2020-01-01T00:00:00Z"}, {"delay_ms": 0})
+    assert [one["offset"] for one in results] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"deliver_at": "soon"},
+        {"deliver_at": "2100-01-01T00:00:00"},
+        {"deliver_at": "2100-01-01T00:00:00Z"},
+        {"delay_ms": 11 * 366 * 86_400_000},
+        {"delay_ms": -1},
+        {"delay_ms": 1000, "deliver_at": "2030-01-01T00:00:00Z"},
+        {"delay_ms": 1000, "partition": 0},
+        {"delay_ms": 1000, "schedule_id": ""},
+    ],
+)
+def test_time_that_makes_no_sense_or_is_too_far_away_is_refused(
+    http: httpx.Client, topic: str, message: dict[str, Any]
+) -> None:
+    answer = http.post(f"{TOPICS}/{topic}/messages", json=message)
+    assert (answer.status_code, code(answer)) == (422, "invalid")
+    assert "x-" not in answer.json()["detail"]
+
+
+def test_delayed_message_outlives_a_kill_and_comes_once(own_broker: HttpBroker) -> None:
+    with own_broker.client() as client:
+        client.post(TOPICS, json={"name": "t"})
+        numbered = {"value": "later", "delay_ms": 1500, "producer_id": "p", "sequence": 1}
+        publish(client, "t", numbered)
+        assert publish(client, "t", numbered) == [{"duplicate": True}]
+    own_broker.restart(kill=True)
+    with own_broker.client() as client:
+        first = read(client, "t", wait_ms=PATIENCE_S * 1000)["first_offset"]
+        assert values(read(client, "t", offset=first)) == ["later"]
+
+
 # -- rights and alarms ----------------------------------------------------------------------------------------------
 
 
