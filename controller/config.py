@@ -282,7 +282,10 @@ class _Fields:
 def _field(value: object) -> FieldIn:
     if isinstance(value, bool | int | float | str):
         return value
-    raise Invalid(f"a setting is text, a number, true or false, not {_kind(value)}")
+    if isinstance(value, dict):
+        # As `tag-rules` are; what a table may hold, the setting's own check says.
+        return {str(name): _field(inner) for name, inner in value.items()}
+    raise Invalid(f"a setting is text, a number, true or false, or a table of those, not {_kind(value)}")
 
 
 def _kind(value: object) -> str:

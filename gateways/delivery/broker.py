@@ -751,7 +751,7 @@ class Broker:
             return True
         logs = [target.log, *(self.maybe_log(stream_id) for stream_id in target.through)]
         taps = [self.taps[log] for log in logs if log is not None and log in self.taps]
-        return any(tap.wants(target.key) for tap in taps)
+        return any(tap.wants(target.key, target.tags) for tap in taps)
 
     def _to_commit(self, log: PartitionLog, attributes: int) -> None:
         if attributes & PERSISTENT:

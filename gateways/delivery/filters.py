@@ -37,13 +37,15 @@ class Filters(Generic[C]):
         self._wants: dict[C, Expression] = {}
         self._scans: dict[tuple[Lane, Expression], Scan] = {}
         self._patience = Patience(TURN_BYTES)
+        # Those who are away and will come back for theirs; None: for everything.
+        self._away: dict[C, Expression | None] = {}
 
     def __bool__(self) -> bool:
         """Whether any consumer has one."""
         return bool(self._wants)
 
     def add(self, consumer: C, wants: Expression) -> None:
-        known = set(self._wants.values())
+        known = {*self._wants.values(), *filter(None, self._away.values())}
         if wants not in known and len(known) >= FILTERS_MAX:
             raise TooManyFilters(
                 f"its consumers have {FILTERS_MAX} different filters, which is as many as there may be"
@@ -55,6 +57,12 @@ class Filters(Generic[C]):
         if wants is not None and wants not in self._wants.values():
             for key in [key for key in self._scans if key[1] == wants]:
                 self._scans.pop(key).close()
+
+    def note_away(self, consumer: C, wants: Expression | None) -> None:
+        self._away[consumer] = wants
+
+    def forget_away(self, consumer: C) -> None:
+        self._away.pop(consumer, None)
 
     def of(self, consumer: C) -> Expression | None:
         return self._wants.get(consumer)
@@ -81,13 +89,21 @@ class Filters(Generic[C]):
         return all(scan.is_done for (one, _wants), scan in self._scans.items() if one is lane)
 
     def unmatched(self, lane: Lane, takers: Iterable[C]) -> Callable[[Stretch], int]:
-        """How many records at the front of what is ready in a lane are wanted by none of these consumers."""
+        """How many records at the front of what is ready in a lane are wanted by none of these consumers, nor by those
+        who are away."""
         wanted = {self._wants.get(one) for one in takers}
         scans = [self._scans.get((lane, wants)) for wants in wanted if wants is not None]
 
-        def count(head: Stretch) -> int:
+        def leading(head: Stretch) -> int:
             if not scans or None in wanted:
                 return 0
-            return min(0 if scan is None else scan.judged(head.seq, head.count) for scan in scans)
+            count = min(0 if scan is None else scan.judged(head.seq, head.count) for scan in scans)
+            for wants in set(self._away.values()) if count else ():
+                if wants is None:
+                    return 0
+                spans = wants.spans(head.loaded(), head.index, head.index + count)
+                if spans:
+                    count = spans[0][0] - head.index
+            return count
 
-        return count
+        return leading

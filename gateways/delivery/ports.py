@@ -58,5 +58,5 @@ class Tap(Protocol):
     def take(self, batch: RecordBatch, first: int, last: int, /) -> None:
         """Records first..last-1 were appended."""
 
-    def wants(self, key: bytes, /) -> bool:
-        """Whether anybody there would get a record with this key now."""
+    def wants(self, key: bytes, tags: tuple[str, ...], /) -> bool:
+        """Whether anybody there would get a record with this key and these tags now."""

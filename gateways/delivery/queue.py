@@ -59,6 +59,8 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     MAXLEN = "maxlen"
     DELIVERY_LIMIT = "delivery_limit"
+    # No death: somebody sends it back to where it died (redrive.py).
+    REDRIVEN = "redriven"
     # Not RabbitMQ's: no consumer's filter wants it (x-filter-unmatched).
     UNMATCHED = "unmatched"
 
@@ -377,6 +379,7 @@ class Queue:
         """`wants`: it is given only what this filter lets through. Raises TooManyFilters."""
         if wants is not None:
             self._filters.add(consumer, wants)
+        self._filters.forget_away(consumer)
         # A single active consumer stays active, whoever else comes.
         first = 1 if self.settings.single_active_consumer and self.consumers else 0
         place = next(
@@ -389,6 +392,13 @@ class Queue:
         self.had_consumers = True
         if self.group is not None:
             self.group.share_out(self.consumers)
+
+    def note_away(self, consumer: Consumer, wants: Expression | None) -> None:
+        """It is no consumer now, and will be: what it wants does not leave as unmatched."""
+        self._filters.note_away(consumer, wants)
+
+    def forget_away(self, consumer: Consumer) -> None:
+        self._filters.forget_away(consumer)
 
     def add_reader(self, consumer: Consumer, start: int, wants: Expression | None = None) -> ReadingView:
         """Somebody who reads from this number on, and takes nothing away."""
@@ -467,7 +477,7 @@ class Queue:
         """Let go of what every filter has seen and none wants; the rest waits until all have seen it."""
         patience = UNMATCHED_PER_TURN
         for lane in self.lanes:
-            unmatched = self._filters.unmatched(lane, self._takers(lane))
+            unmatched = self._filters.unmatched(lane, self._takers())
             while patience > 0 and lane.ready_count and (head := lane.head()) is not None:
                 count = unmatched(head)
                 if not count:
@@ -484,11 +494,8 @@ class Queue:
                 self._changed(self)
         self.is_unfinished = self.is_unfinished or patience <= 0
 
-    def _takers(self, lane: Lane) -> list[Consumer]:
-        """Who may be given records of this lane."""
-        if self.group is not None:
-            owner = self.group.owners[lane.place]
-            return [] if owner is None else [owner]
+    def _takers(self) -> list[Consumer]:
+        """Who may be given records, now or when a lane moves to them."""
         return self.consumers[:1] if self.settings.single_active_consumer else self.consumers
 
     def _deal_lanes(self, group: LaneGroup[Consumer], expired_max: int) -> bool:

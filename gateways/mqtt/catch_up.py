@@ -225,6 +225,10 @@ class CatchUp:
         last: int,
         attributes: int,
     ) -> None:
+        if plan.has_filters:
+            for part, low, high in plan.by_tags(batch, first, last):
+                self._feed_some(part, feeding, batch, low, high, attributes)
+            return
         if plan.has_no_local:
             pieces: Iterable[tuple[int, int, int]] = list(batch.origins.spans(first, last))
         else:

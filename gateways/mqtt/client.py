@@ -20,6 +20,7 @@ from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.delayed_when import HINT
+from headrace.gateways.delivery.filters import TooManyFilters
 from headrace.gateways.delivery.inbox import Inbox
 from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
@@ -70,6 +71,7 @@ from headrace.gateways.mqtt.session import Interest, Outcome, Session
 from headrace.gateways.mqtt.shares import Shares
 from headrace.gateways.mqtt.sys_topics import PREFIX as SYS
 from headrace.gateways.mqtt.topics import TopicNames, is_shared, parse_filter
+from headrace.gateways.mqtt.wanted import wanted_by
 
 _log = logging.getLogger(__name__)
 
@@ -929,8 +931,10 @@ class Client:
         identifier = packet.properties.subscription_identifiers[:1]
         reasons: list[ReasonCode] = []
         granted: list[tuple[Interest, bool, int]] = []
+        wants, unreadable = wanted_by(packet.properties)
+        refusal = unreadable
         for one in packet.subscriptions:
-            reason = self._subscribable(session, one)
+            reason = self._subscribable(session, one) if not unreadable else ReasonCode.TOPIC_FILTER_INVALID
             reasons.append(reason)
             if reason.failed:
                 continue
@@ -941,15 +945,22 @@ class Client:
                 one.retain_as_published,
                 one.retain_handling,
                 identifier[0] if identifier else 0,
+                wants=wants,
             )
             if is_shared(one.filter):
-                await place.shares.join(session, interest)
+                try:
+                    await place.shares.join(session, interest)
+                except TooManyFilters as error:
+                    reasons[-1], refusal = ReasonCode.QUOTA_EXCEEDED, str(error)
+                    hub.unsubscribe(session, one.filter)
+                    continue
                 if session.link is not self:
                     raise Ended
                 hub.subscribe(session, interest, self.version)
                 continue
             granted.append((interest, hub.subscribe(session, interest, self.version), int(hub.log.end)))
-        suback = Suback(packet.packet_id, tuple(reasons))
+        told = refusal and self._problem_information
+        suback = Suback(packet.packet_id, tuple(reasons), Properties(reason_string=refusal) if told else NO_PROPERTIES)
 
         def done() -> None:
             if session.link is not self:

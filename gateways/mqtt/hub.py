@@ -20,6 +20,7 @@ from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.delay.wheel import Timer
+from headrace.filtering.expression import parse
 from headrace.filtering.tags import NO_TAGS, Tags
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.queue import Queue
@@ -132,13 +133,16 @@ class Hub:
         self._noted_to: int | None = None
         # How far the last mark in `__sessions` says that states know what was received.
         self._marked_to = 0
-        # By client id: how far `__sessions` must be committed before a session that ended is gone for good.
-        self._ending: dict[str, int] = {}
+        # By client id: set when a session that ended is gone for good.
+        self._ending: dict[str, trio.Event] = {}
+        self._nursery: trio.Nursery | None = None
         # What happens to sleeping sessions when their time has come.
         self._expiries: dict[Session, Timer[Callable[[], None]]] = {}
         self._wills: dict[Session, Timer[Callable[[], None]]] = {}
         # Told of sessions that are over, before what they held is given back.
         self.ended: Callable[[Session], None] = lambda session: None
+        # Whether a group has still to pass over a message (share, lane, number).
+        self.is_taken: Callable[[str, int, int], bool] = lambda share, lane, seq: False
         # What clients publish with QoS 0 and 1, until the turn ends.
         self.intake = Intake(self.publish, self.log.when_committed, shared.before_end)
         self.broker.taps[self.log] = self
@@ -273,9 +277,9 @@ class Hub:
 
     # -- what was appended --------------------------------------------------------------------------------------
 
-    def wants(self, key: bytes) -> bool:
-        """Whether somebody who is connected would get a message with this key."""
-        return bool(self._interests.plan(self._topics[key]).deliveries)
+    def wants(self, key: bytes, tags: Tags) -> bool:
+        """Whether somebody who is connected would get a message with this key and these tags."""
+        return bool(self._interests.plan(self._topics[key]).tagged(tags).deliveries)
 
     def take(self, batch: RecordBatch, first: int, last: int) -> None:
         """Records were appended to the log, over whichever door."""
@@ -292,13 +296,14 @@ class Hub:
                 end = first + 1
                 while end < last and (keys[end] is key or plan_of(self._topics[keys[end]]) is plan):
                     end += 1
-            for attributes, low, high in batch.attributes.spans(first, end):
-                if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
-                    self._take_amqp(plan, batch, low, high)
-                else:
+            for part, start, stop in plan.by_tags(batch, first, end) if plan.has_filters else ((plan, first, end),):
+                for attributes, low, high in batch.attributes.spans(start, stop):
+                    if attributes & PROTOCOL_MASK == Vocabulary.AMQP:
+                        self._take_amqp(part, batch, low, high)
+                        continue
                     names = [topic.name] * (high - low) if alike else self.shared.keys.topics_of(keys[low:high])
                     self._take(
-                        plan,
+                        part,
                         batch,
                         low,
                         names,
@@ -459,7 +464,8 @@ class Hub:
             timestamp_us = batch.timestamps.at(index)
             if payload:
                 origin, offset = publisher(batch.origins.at(index)), batch.offset_at(index)
-                self.retained.put(Retained(name, blob, payload, qos, expiry_us, timestamp_us, origin, offset))
+                tags = batch.tags_at(index)
+                self.retained.put(Retained(name, blob, payload, qos, expiry_us, timestamp_us, origin, offset, tags))
             elif not self.retained.remove(name):
                 continue
             log = self.shared.retained_log
@@ -471,6 +477,7 @@ class Hub:
                 attributes=int(Vocabulary.MQTT_5) | qos << QOS_SHIFT | PERSISTENT,
                 expiry_us=expiry_us,
                 origin=publisher(batch.origins.at(index)),
+                tags=batch.tags_at(index),
             )
             # In the group of the message itself, or with the next one.
             committer = self.broker.directory.committer
@@ -492,6 +499,8 @@ class Hub:
             found += self.sys_topics.matching(interest.filter, self.broker.env.clock.monotonic())
         for message in found:
             if message.offset >= below or (interest.no_local and message.origin == session.origin):
+                continue
+            if interest.wants and not parse(interest.wants).matches(message.tags):
                 continue
             session.offer_extra(
                 Extra(
@@ -515,7 +524,7 @@ class Hub:
         if self.sys_topics is None:
             return
         for message in self.sys_topics.changed(self.broker.env.clock.monotonic()):
-            for delivery in self._interests.plan(Topic(message.topic)).deliveries:
+            for delivery in self._interests.plan(Topic(message.topic)).tagged(NO_TAGS).deliveries:
                 session, shape = delivery.session, delivery.shape
                 if session.link is None or session.extras or session.link.is_full:
                     continue
@@ -579,10 +588,10 @@ class Hub:
                     assert session not in self.owners, "whoever is taken over has let go"
                 if self.sessions.get(client_id) is session:
                     self.end(session)
-            end = self._ending.get(client_id)
-            if end is None:
+            gone = self._ending.get(client_id)
+            if gone is None:
                 return
-            await self.broker.wait_committed(self.shared.sessions_log, end)
+            await gone.wait()
 
     def _new_session(self, client_id: str) -> Session:
         clock = self.broker.env.clock
@@ -645,13 +654,28 @@ class Hub:
         """Nothing of it is kept from now on."""
         session.is_kept = False
         self._dirty.pop(session, None)
+        self._ending[session.client_id] = trio.Event()
+        if session.handed and self._nursery is not None:
+            self._nursery.start_soon(self._forget_settled, session)
+        else:
+            self._append_end(session)
+
+    async def _forget_settled(self, session: Session) -> None:
+        """What it had of shared subscriptions must be settled for good first: nobody else may get it."""
+        await self.broker.write_journal()
+        self._append_end(session)
+
+    def _append_end(self, session: Session) -> None:
         client_id, log = session.client_id, self.shared.sessions_log
-        self._ending[client_id] = end = self._append_state(session, b"")
 
         def safe() -> None:
-            if self._ending.get(client_id) == end:
-                del self._ending[client_id]
+            self._ending.pop(client_id).set()
 
+        try:
+            end = self._append_state(session, b"")
+        except DiskFull:
+            self.broker.timers.after(STATE_PERIOD_S, lambda: self._append_end(session))
+            return
         log.when_committed(end, safe)
         self.broker.directory.committer.urgent(log)
 
@@ -714,6 +738,7 @@ class Hub:
     async def run(self) -> None:
         """Feed those who are behind, and write down sessions, until cancelled."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._keep_states)
             while True:
                 await self._wake.wait()
@@ -806,6 +831,21 @@ class Hub:
             unwritten, self._unwritten = self._unwritten, []
             for session, done in unwritten:
                 self._write(session, done)
+            await self._let_go_of_handed()
+
+    async def _let_go_of_handed(self) -> None:
+        """Once the groups' journal has that they are settled, the states of sessions need not name them."""
+        known = {
+            session: [one for one in session.handed if not self.is_taken(*one)]
+            for session in self.sessions.values()
+            if session.handed
+        }
+        if any(known.values()):
+            await self.broker.write_journal()
+            for session, handed in known.items():
+                for one in handed:
+                    session.handed.pop(one, None)
+                self._changed(session, False)
 
     def write_states(self) -> None:
         """What acknowledgements have moved since the last time. A crash before that repeats them, with the same

@@ -8,6 +8,9 @@ the same share its bytes. Neighbours: filtering/topics.py matches, hub.py asks, 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from headrace.core_log.record import RecordBatch
+from headrace.filtering.expression import parse
+from headrace.filtering.tags import Tags
 from headrace.filtering.topics import MQTT, TopicTrie
 from headrace.gateways.mqtt.origin import publisher
 from headrace.gateways.mqtt.properties import encode_subscription_identifiers
@@ -15,6 +18,8 @@ from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.session import Interest, Session
 
 PLANS_MAX = 16_384
+# Of one plan, for different tags.
+TAGGED_MAX = 1024
 # Whoever keeps topics keeps no longer ones: what is kept for strangers is bounded in bytes too.
 KNOWN_TOPIC_BYTES_MAX = 256
 TOPICS_MAX = 65_536
@@ -50,10 +55,24 @@ class Held:
 class Plan:
     """Who gets the messages of some topics, by the QoS they were published with."""
 
-    __slots__ = ("_at", "_helds", "_without", "deliveries", "has_no_local", "plain", "since", "tracked")
+    __slots__ = (
+        "_at",
+        "_helds",
+        "_tagged",
+        "_without",
+        "deliveries",
+        "has_filters",
+        "has_no_local",
+        "plain",
+        "since",
+        "tracked",
+    )
 
-    def __init__(self, helds: Sequence[Held]) -> None:
+    def __init__(self, helds: Sequence[Held], *, tested: bool = False) -> None:
+        """`tested`: what they want of the tags was asked already."""
         self._helds = helds
+        self.has_filters = not tested and any(held.interest.wants for held in helds)
+        self._tagged: dict[Tags, Plan] = {}
         self.deliveries = list(_deliveries(helds))
         self.has_no_local = any(held.interest.no_local for held in helds)
         self._without: dict[int, Plan] = {}
@@ -87,6 +106,25 @@ class Plan:
                 [one for one in self._helds if not (one.interest.no_local and one.session.origin == origin)]
             )
         return found
+
+    def tagged(self, tags: Tags) -> "Plan":
+        """The same for messages with these tags: without the subscriptions that do not want them."""
+        if not self.has_filters:
+            return self
+        found = self._tagged.get(tags)
+        if found is None:
+            if len(self._tagged) >= TAGGED_MAX:
+                self._tagged.clear()
+            wanted = [one for one in self._helds if not one.interest.wants or parse(one.interest.wants).matches(tags)]
+            found = self._tagged[tags] = Plan(wanted, tested=True)
+        return found
+
+    def by_tags(self, batch: RecordBatch, first: int, last: int) -> Iterable[tuple["Plan", int, int]]:
+        """(plan, from, to) pieces that cover records first..last-1."""
+        if not self.has_filters:
+            return ((self, first, last),)
+        sets = batch.tag_sets
+        return [(self.tagged(sets[place]), low, high) for place, low, high in batch.tags.spans(first, last)]
 
     def at(self, offset: int) -> "Plan":
         """The same for a record that is older than some of the subscriptions: they do not get it."""

@@ -19,6 +19,7 @@ class Retained:
     origin: int = 0
     # Of its record in the log of messages; -1: from before this start.
     offset: int = -1
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

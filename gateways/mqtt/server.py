@@ -130,6 +130,7 @@ class MqttDoor:
                         batch.expiries.at(index),
                         batch.timestamps.at(index),
                         batch.origins.at(index),
+                        tags=batch.tags_at(index),
                     )
                 found.append((vhost, topic, message))
         return found

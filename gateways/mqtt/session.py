@@ -77,6 +77,8 @@ class Interest:
     identifier: int = 0
     # Where it stands in the log: what is older is not for it.
     since: int = 0
+    # A tag expression: what it does not want is not for it; empty: everything.
+    wants: str = ""
 
 
 class Flight(NamedTuple):
@@ -92,9 +94,10 @@ class Flight(NamedTuple):
     # [MQTT-4.3.3] the client has it (PUBREC); what it is told from now on is PUBREL.
     released: bool = False
     settle: Settle | None = None
-    # The shared subscription it comes from, and its number there.
+    # The shared subscription it comes from, and its lane and number there.
     share: str = ""
     seq: int = -1
+    lane: int = 0
 
 
 @dataclass(slots=True)
@@ -128,6 +131,7 @@ class Extra:
     settle: Settle | None = None
     share: str = ""
     seq: int = -1
+    lane: int = 0
 
 
 @dataclass(slots=True)
@@ -178,6 +182,9 @@ class Session:
         # Of a session that was restored: `incoming` has what was received before this offset (received.py).
         self.noted_to = -1
         self.next_seq = 0
+        # Messages of shared subscriptions that are complete here, by share, lane and number: after a crash their group
+        # might not know it yet, and give them to somebody.
+        self.handed: dict[tuple[str, int, int], None] = {}
         self.counts = Counts()
         self.tally = Tally() if tally is None else tally
         # Its state stands in the log.
@@ -527,7 +534,7 @@ class Session:
             packet_id = self._extra_id() if extra.qos else 0
             flight = Flight(-1, extra.qos, extra.retain, extra.topic, blob, extra.payload, False, extra.settle)
             if extra.share:
-                flight = flight._replace(share=extra.share, seq=extra.seq)
+                flight = flight._replace(share=extra.share, seq=extra.seq, lane=extra.lane)
             if extra.share and extra.qos == 2 and self.outlives:
                 # [MQTT-4.8.2-5] Nobody else may get it from here on, whatever happens: that must be known first.
                 self.flights[packet_id] = flight
@@ -634,6 +641,8 @@ class Session:
 
     def _finish(self, packet_id: int, flight: Flight, outcome: Outcome) -> None:
         del self.flights[packet_id]
+        if outcome is Outcome.ACCEPTED and flight.share and flight.qos == 2 and self.outlives:
+            self.handed[flight.share, flight.lane, flight.seq] = None
         if flight.settle is not None:
             flight.settle(outcome)
 
@@ -645,5 +654,7 @@ class Session:
         """The session is over. [MQTT-4.8.2-5] What its client may have received is given to nobody else."""
         flights, self.flights = self.flights, {}
         for flight in flights.values():
+            if flight.share and flight.qos == 2:
+                self.handed[flight.share, flight.lane, flight.seq] = None
             if flight.settle is not None:
                 flight.settle(Outcome.RETURNED if flight.qos == 1 else Outcome.ACCEPTED)

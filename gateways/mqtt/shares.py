@@ -2,9 +2,10 @@
 
 A group with a member that outlives its connection is a durable queue, else one that ends with its last member. What a
 member does not acknowledge goes back to the group when its session ends; with QoS 2 it is never given to another
-[MQTT-4.8.2-4, MQTT-4.8.2-5]: a lasting session writes down which ones it has before it sends them, and the group passes
-over them when it meets them again after a restart. An ephemeral group that gets a lasting member goes on in a durable
-queue; what the old one holds is still handed out, and then it goes.
+[MQTT-4.8.2-4, MQTT-4.8.2-5]: a lasting session writes down which ones it has before it sends them, and keeps them there
+until the group's own journal has that they are settled; the group passes over them when it meets them again after a
+restart. So a crash at no moment gives one of them to two. An ephemeral group that gets a lasting member goes on in a
+durable queue; what the old one holds is still handed out, and then it goes.
 Members take turns; with `mqtt.shared_lanes` each topic sticks to one of them while it is there.
 Neighbours: delivery/queue.py deals out and remembers, session.py delivers, hub.py routes everything that is not shared.
 """
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from headrace.controller.entities import Binding, DestinationKind
-from headrace.controller.table import EMPTY, Table
+from headrace.controller.table import Table
 from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN
 from headrace.core_log.record import Protocol as Vocabulary
+from headrace.filtering.expression import Expression, parse
+from headrace.gateways.delivery.filters import TooManyFilters, Unmatched
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue, QueueSettings, View
 from headrace.gateways.mqtt.hub import EXCHANGE, Hub
@@ -27,9 +30,9 @@ from headrace.gateways.mqtt.topics import is_shared, parse_filter
 class Member:
     """A session's part in a group: a consumer of its queues."""
 
-    def __init__(self, hub: Hub, session: Session, interest: Interest, taken: set[int]) -> None:
+    def __init__(self, hub: Hub, session: Session, interest: Interest, taken: set[tuple[int, int]]) -> None:
         self.tag = session.client_id
-        # Numbers of messages that a session has and no other may get.
+        # Lanes and numbers of messages that a session has, or had, and no other may get.
         self._taken = taken
         self.priority = 0
         self.no_ack = False
@@ -61,9 +64,9 @@ class Member:
                 # [MQTT-4.7.2-1] The binding's language does not know this rule.
                 queue.settle(one)
                 continue
-            if self._taken and queue.durable and one.seq in self._taken:
-                self._taken.discard(one.seq)
+            if self._taken and queue.durable and (one.lane.place, one.seq) in self._taken:
                 queue.settle(one)
+                self._taken.discard((one.lane.place, one.seq))
                 continue
             attributes = batch.attributes.at(index)
             blob = batch.properties[index]
@@ -82,6 +85,7 @@ class Member:
                     settle=partial(self._settle, queue, one),
                     share=self.interest.filter if queue.durable else "",
                     seq=one.seq,
+                    lane=one.lane.place,
                 )
             )
         self.session.pump()
@@ -111,9 +115,10 @@ class Shares:
         self._start_soon = start_soon
         # By filter as subscribed, then by session; also of sessions that are asleep.
         self._members: dict[str, dict[Session, Member]] = {}
-        # By filter, the numbers of messages that were on their way with QoS 2 when the broker ended.
-        self._taken: dict[str, set[int]] = {}
+        # By filter, the lanes and numbers of QoS 2 messages that were with a session when the broker ended.
+        self._taken: dict[str, set[tuple[int, int]]] = {}
         hub.ended = self._session_ended
+        hub.is_taken = self._is_taken
 
     def _member(self, session: Session, interest: Interest) -> Member:
         members = self._members.setdefault(interest.filter, {})
@@ -124,10 +129,26 @@ class Shares:
         """A session from before this start: it is in its groups, asleep."""
         for interest in session.interests.values():
             if is_shared(interest.filter):
-                self._member(session, interest)
+                member = self._member(session, interest)
+                for queue in self._queues(interest.filter):
+                    queue.note_away(member, _wants(interest))
         for flight in session.flights.values():
             if flight.share:
-                self._taken.setdefault(flight.share, set()).add(flight.seq)
+                self._take(flight.share, flight.lane, flight.seq)
+        for share, lane, seq in session.handed:
+            self._take(share, lane, seq)
+
+    def _take(self, share: str, lane: int, seq: int) -> None:
+        queue = self._hub.host.queues.get(share)
+        if queue is None or lane >= len(queue.lanes):
+            return
+        known = queue.lanes[lane]
+        if seq >= known.floor and seq not in known.settled:
+            self._taken.setdefault(share, set()).add((lane, seq))
+
+    def _is_taken(self, share: str, lane: int, seq: int) -> bool:
+        """Whether the group has still to learn that it must not give it to anybody."""
+        return (lane, seq) in self._taken.get(share, ())
 
     def _session_ended(self, session: Session) -> None:
         for topic_filter in session.interests:
@@ -136,9 +157,14 @@ class Shares:
                 self._start_soon(partial(self._end_if_empty, topic_filter))
 
     async def join(self, session: Session, interest: Interest) -> None:
+        """Raises TooManyFilters; then it is no member."""
         self.leave_now(session, interest.filter)
         queue = await self._queue(interest.filter, durable=session.outlives)
-        self._consume(self._member(session, interest), self._queues(interest.filter))
+        try:
+            self._consume(self._member(session, interest), self._queues(interest.filter))
+        except TooManyFilters:
+            await self.leave(session, interest.filter)
+            raise
         self._hub.broker.touch(queue)
 
     def resume(self, session: Session) -> None:
@@ -156,6 +182,7 @@ class Shares:
                 for queue in self._queues(topic_filter):
                     if member in queue.consumers:
                         queue.remove_consumer(member)
+                        queue.note_away(member, _wants(member.interest))
                         self._hub.broker.wake(queue)
 
     def wake(self, session: Session) -> None:
@@ -173,6 +200,7 @@ class Shares:
         for queue in self._queues(topic_filter):
             if member in queue.consumers:
                 queue.remove_consumer(member)
+            queue.forget_away(member)
             self._hub.broker.wake(queue)
         if not members:
             self._members.pop(topic_filter, None)
@@ -206,8 +234,9 @@ class Shares:
             return passing
         name = topic_filter if durable else _ephemeral(topic_filter)
         lanes = hub.shared.config.shared_lanes
-        arguments = Table({"x-partitions": lanes}) if lanes else EMPTY
-        settings = QueueSettings(partition_count=lanes or None)
+        # What no member wants is not the group's, as what no subscription matches is not a session's.
+        arguments = Table({"x-filter-unmatched": "drop", **({"x-partitions": lanes} if lanes else {})})
+        settings = QueueSettings(partition_count=lanes or None, filter_unmatched=Unmatched.DROP)
         queue = await hub.host.declare_queue(name, settings, durable=durable, arguments=arguments)
         _group, plain = parse_filter(topic_filter)
         key = hub.shared.keys.binding_key(plain)
@@ -221,8 +250,12 @@ class Shares:
     def _consume(self, member: Member, queues: Iterable[Queue]) -> None:
         for queue in queues:
             if member not in queue.consumers:
-                queue.add_consumer(member)
+                queue.add_consumer(member, _wants(member.interest))
             self._hub.broker.wake(queue)
+
+
+def _wants(interest: Interest) -> Expression | None:
+    return parse(interest.wants) if interest.wants else None
 
 
 def _ephemeral(topic_filter: str) -> str:

@@ -32,9 +32,10 @@ class FlightState(msgspec.Struct, frozen=True, array_like=True):
     topic: bytes = b""
     blob: bytes = b""
     payload: bytes = b""
-    # The shared subscription it comes from, and its number there.
+    # The shared subscription it comes from, and its number and lane there.
     share: str = ""
     seq: int = -1
+    lane: int = 0
 
 
 class WillState(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,10 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     sent_below: int = 0
     # `incoming` has what was received before this offset of the log; -1: the first builds did not say.
     noted_to: int = -1
+    # (share, lane, number) of messages that no group may give to anybody any more.
+    handed: list[tuple[str, int, int]] = []
+    # Of those interests that have one, by filter: the tag expression.
+    wants: dict[str, str] = {}
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -130,6 +135,8 @@ def encode_session(session: Session, log_end: int, noted_to: int) -> bytes:
             [(one.first, one.end, one.count) for one in holes if one.end > position],
             session.sent_below if session.sent_below > position else 0,
             noted_to,
+            [*session.handed],
+            {one.filter: one.wants for one in session.interests.values() if one.wants},
         )
     )
 
@@ -153,6 +160,7 @@ def _flight_state(packet_id: int, flight: Flight) -> FlightState:
         flight.payload,
         flight.share,
         flight.seq,
+        flight.lane,
     )
 
 
@@ -176,11 +184,19 @@ def restore_session(session: Session, state: SessionState) -> Iterable[FlightSta
     session.next_seq = state.next_seq
     session.sent_below = state.sent_below
     session.noted_to = state.noted_to
+    session.handed = dict.fromkeys(state.handed)
     if session.quota is not None:
         session.quota.holes.extend(Hole(*one) for one in state.refused)
     for text, qos, no_local, as_published, handling, identifier, since in state.interests:
         session.interests[text] = Interest(
-            text, qos, no_local, as_published, RetainHandling(handling), identifier, since
+            text,
+            qos,
+            no_local,
+            as_published,
+            RetainHandling(handling),
+            identifier,
+            since,
+            state.wants.get(text, ""),
         )
     offsets = state.incoming_offsets or [-1] * len(state.incoming)
     session.incoming = dict(zip(state.incoming, offsets, strict=True))
@@ -194,7 +210,16 @@ def restore_session(session: Session, state: SessionState) -> Iterable[FlightSta
             # Its group still has it, and deals it out again.
             continue
         session.flights[one.packet_id] = Flight(
-            one.offset, one.qos, one.retain, one.topic, one.blob, one.payload, one.released, None, one.share, one.seq
+            one.offset,
+            one.qos,
+            one.retain,
+            one.topic,
+            one.blob,
+            one.payload,
+            one.released,
+            share=one.share,
+            seq=one.seq,
+            lane=one.lane,
         )
         if one.offset >= 0 and not one.released:
             in_log.append(one)

@@ -412,3 +412,32 @@ def test_any_course_of_filters_consumers_and_returns_is_that_of_a_naive_queue(
     course = Course(seed)
     for _ in range(120):
         course.step()
+
+
+def test_what_somebody_who_is_away_wants_does_not_leave_as_unmatched() -> None:
+    house = Tagged(filter_unmatched=Unmatched.DROP)
+    away = Taker("away")
+    house.queue.note_away(away, parse("us"))
+    eu = house.consumer("eu")
+    house.send(("0", "test"), *MIXED)
+    house.turns()
+    assert eu.got == [b"1", b"3"]
+    assert house.queue.unmatched_count == 1
+    assert house.queue.ready_count == 3
+    house.queue.add_consumer(away, parse("us"))
+    house.turns()
+    assert away.got == [b"2", b"5"]
+    assert house.queue.ready_count == 0
+    house.queue.note_away(Taker("of everything"), None)
+    house.send(("6", "test"))
+    house.turns()
+    assert house.queue.ready_count == 1
+
+
+def test_filters_of_those_who_are_away_count_as_filters() -> None:
+    house = Tagged()
+    for number in range(FILTERS_MAX):
+        house.queue.note_away(Taker(), parse(f"t{number}"))
+    house.consumer("t3")
+    with pytest.raises(TooManyFilters):
+        house.consumer("another")
