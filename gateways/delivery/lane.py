@@ -549,11 +549,13 @@ class Lane:
 
     def _lose(self, first: int, end: int) -> None:
         """Ready records that cannot be read any more count as settled."""
-        lost = list(self._in_backlog(first, end))
-        for low, high in lost:
-            self.ready_count -= high - low
-            self.lost_count += high - low
-            self._mark_settled(low, high)
+        for low, high in list(self._in_backlog(first, end)):
+            self._note_lost(low, high)
+
+    def _note_lost(self, first: int, end: int) -> None:
+        self.ready_count -= end - first
+        self.lost_count += end - first
+        self._mark_settled(first, end)
 
     # -- settling -----------------------------------------------------------------------------------------------
 
@@ -615,6 +617,11 @@ class Lane:
 
     def ready_runs(self) -> Iterator[tuple[RecordBatch, int, int]]:
         """(batch, first, last) of everything ready. Reads the backlog, and leaves the lane as it is."""
+        for one in self.ready_stretches():
+            yield one.loaded(), one.index, one.index + one.count
+
+    def ready_stretches(self) -> Iterator[Stretch]:
+        """The same with where they lie; not to be changed."""
         twin = Lane(self._spans, place=self.place)
         backlog = [one.copy() for one in self._backlog]
         twin.restore(self.next_seq, self.floor, self.settled, backlog)
@@ -623,12 +630,9 @@ class Lane:
             Stretch(twin, one.seq, one.count, one.source, one.offset, one.batch, one.index) for one in self._returned
         ]
         self._sweep()
-        for one in self._ready:
-            batch = one.loaded()
-            yield batch, one.index, one.index + one.count
+        yield from self._ready
         while (stretch := twin._first()) is not None:
-            taken = twin._hand_out(stretch, stretch.count)
-            yield taken.loaded(), taken.index, taken.index + taken.count
+            yield twin._hand_out(stretch, stretch.count)
 
     # -- out of order, by filters (scan.py) ---------------------------------------------------------------------
 

@@ -107,20 +107,6 @@ def test_argument_that_makes_no_sense_is_406(channel: BlockingChannel, name: str
         channel.queue_declare(name, durable=True, arguments=arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"x-retry-max": 3},
-    ],
-    ids=str,
-)
-def test_what_this_release_does_not_do_is_refused_and_not_passed_over(
-    channel: BlockingChannel, name: str, arguments: dict[str, object]
-) -> None:
-    with refused(406):
-        channel.queue_declare(name, durable=True, arguments=arguments)
-
-
 def test_unknown_argument_is_kept_and_means_nothing(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, arguments={"x-of-my-own": [1, "two", {"three": True}], "also": 7})
     publish(channel, name, b"x")
