@@ -23,7 +23,18 @@ from starlette.types import Receive, Scope, Send
 from headrace.core_log.errors import HeadraceError
 from headrace.gateways.delivery.listener import Connection, is_loopback
 from headrace.gateways.delivery.login import Reason, Refusal
-from headrace.gateways.http import groups, health, metrics, openapi, publishing, queues, reading, topics
+from headrace.gateways.http import (
+    delayed,
+    groups,
+    health,
+    metrics,
+    openapi,
+    publishing,
+    queues,
+    reading,
+    schedules,
+    topics,
+)
 from headrace.gateways.http.config import SMALL_BODY_BYTES_MAX
 from headrace.gateways.http.connection import CONNECTION, Gone
 from headrace.gateways.http.operations import (
@@ -79,6 +90,8 @@ def all_operations() -> list[Operation]:
         *reading.operations(),
         *queues.operations(),
         *groups.operations(),
+        *delayed.operations(),
+        *schedules.operations(),
         *_about_itself(),
     ]
 

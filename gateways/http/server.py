@@ -13,6 +13,7 @@ from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.schedules import Schedules
 from headrace.gateways.delivery.topics import Topics
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.app import App
@@ -36,6 +37,7 @@ class HttpDoor:
         topics: Topics,
         groups: GroupCoordinator,
         group_topics: GroupTopics,
+        schedules: Schedules,
         words: Words,
         config: HttpConfig | None = None,
         version: str = "",
@@ -50,6 +52,7 @@ class HttpDoor:
         self.topics = topics
         self.groups = groups
         self.group_topics = group_topics
+        self.schedules = schedules
         self.words = words
         self.config = config or HttpConfig()
         self.version = version

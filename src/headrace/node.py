@@ -28,7 +28,7 @@ from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFor
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.definitions import has_real_user, problems
 from headrace.exits import DoorNotOpened
-from headrace.gateways.amqp.deaths import mark, stamp
+from headrace.gateways.amqp.deaths import mark, revive, stamp
 from headrace.gateways.amqp.delaying import fired
 from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
@@ -154,6 +154,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     publishes = DelayedPublishes(broker, {Vocabulary.AMQP: fired})
     broker.delayed.carry(DutyKind.PUBLISH, publishes)
     broker.transfers.marks = {Vocabulary.AMQP: mark, Vocabulary.MQTT_5: with_user_properties}
+    broker.redrives.revives = {Vocabulary.AMQP: revive}
     schedules = Schedules(broker, publishes)
     access = Access(metadata.snapshot)
     authentication = Authentication(
@@ -208,6 +209,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         topics=topics,
         groups=groups,
         group_topics=group_topics,
+        schedules=schedules,
         words=PlainWords(keys),
         config=config.http.door(),
         version=__version__,
