@@ -18,9 +18,9 @@ from headrace.controller.table import Table
 from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.filtering.expression import Expression, parse
-from headrace.gateways.delivery.filters import TooManyFilters, Unmatched
+from headrace.gateways.delivery.filters import TooManyFilters
 from headrace.gateways.delivery.lane import Stretch
-from headrace.gateways.delivery.queue import Queue, QueueSettings, View
+from headrace.gateways.delivery.queue import Queue, View
 from headrace.gateways.mqtt.hub import EXCHANGE, Hub
 from headrace.gateways.mqtt.interest import identifiers_of
 from headrace.gateways.mqtt.session import Extra, Interest, Outcome, Session
@@ -236,7 +236,7 @@ class Shares:
         lanes = hub.shared.config.shared_lanes
         # What no member wants is not the group's, as what no subscription matches is not a session's.
         arguments = Table({"x-filter-unmatched": "drop", **({"x-partitions": lanes} if lanes else {})})
-        settings = QueueSettings(partition_count=lanes or None, filter_unmatched=Unmatched.DROP)
+        settings = hub.broker.settings_of(hub.host.name, name, arguments)
         queue = await hub.host.declare_queue(name, settings, durable=durable, arguments=arguments)
         _group, plain = parse_filter(topic_filter)
         key = hub.shared.keys.binding_key(plain)
