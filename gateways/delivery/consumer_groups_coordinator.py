@@ -131,7 +131,7 @@ class GroupCoordinator:
         self._broker = broker
         self._clock = broker.env.clock
         self._logs_of = logs_of
-        self._journal = broker.private_log(journal.STREAM_NAME, OFFSETS_CONFIG)
+        self.journal = broker.private_log(journal.STREAM_NAME, OFFSETS_CONFIG)
         self._gaps = Gaps()
         # By group, up to where of each slot what was gone is counted.
         self._lost: dict[GroupName, dict[Slot, int]] = {}
@@ -144,7 +144,7 @@ class GroupCoordinator:
     async def load(self) -> None:
         """Behind the broker's."""
         now_ms = self._now_ms()
-        self.groups = await self._broker.env.worker.run(lambda: journal.restored(self._journal.entries(), now_ms))
+        self.groups = await self._broker.env.worker.run(lambda: journal.restored(self.journal.entries(), now_ms))
         for name in self.groups:
             self._arm(name)
 
@@ -167,8 +167,8 @@ class GroupCoordinator:
                 del self.groups[name]
                 self._lost.pop(name, None)
                 _log.info("offsets of a group without members have expired", extra={"group": name.name})
-        if self._journal.needs_sync:
-            self._broker.directory.committer.lazy(self._journal)
+        if self.journal.needs_sync:
+            self._broker.directory.committer.lazy(self.journal)
 
     def _exists(self, slot: Slot) -> bool:
         return slot.partition < len(self._logs_of(slot.stream))
@@ -196,8 +196,7 @@ class GroupCoordinator:
         group = self.groups.setdefault(name, ConsumerGroup())
         member = Member(str(self._broker.env.ids.uuid()), user, topics, session_ms, rebalance_ms, start, label)
         group.join(member, self._counts(group.streams() | topics), self._now_ms())
-        await self._settled(name, group)
-        return member.id, group.standing(self._still(group, member.id))
+        return member.id, await self._told(name, group, member.id)
 
     async def heartbeat(
         self,
@@ -213,8 +212,7 @@ class GroupCoordinator:
         if topics is not None:
             group.ask_for(member_id, topics, self._counts(group.streams() | topics), now_ms)
         group.lay_out(self._counts(group.streams()), now_ms)
-        await self._settled(name, group)
-        return group.standing(self._still(group, member_id))
+        return await self._told(name, group, member_id)
 
     async def leave(self, name: GroupName, member_id: str, user: str) -> None:
         group = self._group_of(name, member_id, user)
@@ -229,9 +227,14 @@ class GroupCoordinator:
             raise UnknownMember(f"no member {member_id!r}: it has left, was not heard of in time, or never joined")
         return group
 
-    def _still(self, group: ConsumerGroup, member_id: str) -> str:
-        """It may have been put out while the disk was waited for."""
-        return group.member(member_id).id
+    async def _told(self, name: GroupName, group: ConsumerGroup, member_id: str) -> Standing:
+        """What the member is answered: as it is now, once that is on the disk. What others change meanwhile comes
+        with the next answer."""
+        standing = group.standing(member_id)
+        await self._settled(name, group)
+        # It may have been put out while the disk was waited for.
+        group.member(member_id)
+        return standing
 
     def _counts(self, streams: Iterable[StreamId]) -> dict[StreamId, int]:
         return {stream: len(self._logs_of(stream)) for stream in streams}
@@ -241,7 +244,7 @@ class GroupCoordinator:
     async def _settled(self, name: GroupName, group: ConsumerGroup) -> None:
         """Everything that has happened to the group is on the disk when this returns, and its members are woken."""
         self._changed(name, group)
-        await self._broker.wait_committed(self._journal, self._journal.end)
+        await self._broker.wait_committed(self.journal, self.journal.end)
 
     def _changed(self, name: GroupName, group: ConsumerGroup) -> None:
         if group.changed:
@@ -275,7 +278,7 @@ class GroupCoordinator:
 
     def _append(self, key: bytes, value: bytes) -> None:
         attributes = PERSISTENT if value else PERSISTENT | TOMBSTONE
-        self._journal.append([key], [b""], [value], timestamp_us=self._clock.wall_us(), attributes=attributes)
+        self.journal.append([key], [b""], [value], timestamp_us=self._clock.wall_us(), attributes=attributes)
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -303,8 +306,8 @@ class GroupCoordinator:
                 cursor.woken.set()
             _log.warning("a member was put out of its group", extra={"group": name.name, "why": why})
         self._changed(name, group)
-        if self._journal.needs_sync:
-            self._broker.directory.committer.lazy(self._journal)
+        if self.journal.needs_sync:
+            self._broker.directory.committer.lazy(self.journal)
 
     # -- offsets ------------------------------------------------------------------------------------------------
 
@@ -456,8 +459,7 @@ class GroupCoordinator:
 
     async def _heard_again(self, name: GroupName, group: ConsumerGroup, member_id: str) -> Standing:
         group.touch(group.member(member_id), self._now_ms())
-        await self._settled(name, group)
-        return group.standing(self._still(group, member_id))
+        return await self._told(name, group, member_id)
 
     def _read(
         self,

@@ -15,7 +15,15 @@ from headrace.core_log.ids import StreamId
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import PERSISTENT, Gap
 from headrace.core_log.storage.memory import MemoryStorage
-from headrace.gateways.delivery.consumer_groups import Fenced, GroupInUse, NotHeld, OffsetBehind, Start, UnknownMember
+from headrace.gateways.delivery.consumer_groups import (
+    Fenced,
+    GroupInUse,
+    Member,
+    NotHeld,
+    OffsetBehind,
+    Start,
+    UnknownMember,
+)
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
 from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
 from headrace.gateways.delivery.consumer_groups_coordinator import (
@@ -77,6 +85,8 @@ class Client:
         self.user = user
         self.generation = generation
         self.after: int | None = None
+        # Read and not committed.
+        self.places: dict[Slot, int] = {}
 
     async def beat(self) -> list[int]:
         """The partitions it holds."""
@@ -118,12 +128,12 @@ async def opened(house: House, *, clean: bool = True, config: GroupsConfig | Non
 
 
 @asynccontextmanager
-async def doomed(house: House, end: str) -> AsyncIterator[Groups]:
+async def doomed(house: House, end: str, *, clean: bool = True) -> AsyncIterator[Groups]:
     """A broker that ends in the middle of whatever it does."""
     left = storage = house.storage
     assert isinstance(storage, MemoryStorage)
     try:
-        async with opened(house) as groups:
+        async with opened(house, clean=clean) as groups:
             yield groups
             left = storage.process_crash() if end == "crash" else storage.power_loss(house.random)
     except* StorageError:
@@ -406,13 +416,13 @@ async def test_what_retention_took_is_told_as_a_gap_and_counted_once(groups: Gro
 
 
 async def test_offsets_of_a_dead_group_are_forgotten_in_the_end(house: House, autojump_clock: MockClock) -> None:
-    config = GroupsConfig(offsets_retention_ms=3_600_000)
+    config = GroupsConfig(offsets_retention_ms=120_000)
     async with opened(house, config=config) as groups:
         await groups.create()
         client = await groups.join()
         await trio.sleep(9)
         await client.leave()
-        await trio.sleep(3_600 - SWEEP_PERIOD_S)
+        await trio.sleep(120 - SWEEP_PERIOD_S)
         assert GROUP in groups.coordinator.groups
         await trio.sleep(3 * SWEEP_PERIOD_S)
         assert groups.coordinator.groups == {}
@@ -440,6 +450,20 @@ async def test_members_and_offsets_outlive_a_restart(house: House) -> None:
         await client.commit(1)
     async with opened(house) as groups:
         await check_taken_up(groups, client)
+
+
+async def test_nobody_is_told_of_what_is_not_on_the_disk_yet(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await groups.join()
+    committed = groups.broker.wait_committed
+
+    async def meanwhile_another_joins(log: PartitionLog, end: int) -> None:
+        await committed(log, end)
+        group = groups.coordinator.groups[GROUP]
+        group.join(Member("other", "eve", frozenset([TOPIC]), 10_000, 10_000), {TOPIC: 2}, 0)
+
+    monkeypatch.setattr(groups.broker, "wait_committed", meanwhile_another_joins)
+    assert await client.beat() == [0, 1]
+    assert client.generation == 1
 
 
 @pytest.mark.parametrize("end", ["crash", "power loss"])
