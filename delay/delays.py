@@ -257,6 +257,11 @@ class Delays:
         pending, _fired = await self._under(id)
         return pending[0].record if pending else None
 
+    async def targets(self, id: bytes) -> frozenset[bytes]:
+        """Whose it is that is pending under this id: several publishers may have chosen the same."""
+        pending, _fired = await self._under(id)
+        return frozenset(one.record.target for one in pending)
+
     async def _under(self, id: bytes) -> tuple[Sequence[Match], bool]:
         """What is pending under this id, and whether something fired; true until the caller waits for something."""
         ledger = self._engine.ledger

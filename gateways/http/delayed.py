@@ -2,7 +2,7 @@
 
 An id is the one its publisher gave (`x-schedule-id`, `schedule_id`), or the broker's. To look at messages needs the
 right to read the exchange they are for (or the queue they return to), to cancel or reschedule them the right to write
-to it. What the broker parks for itself is counted; runs of schedules are changed through their schedules.
+to it. What the broker parks for itself is counted only; runs of schedules are seen and changed through them.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -119,8 +119,8 @@ def _kind(duty: Duty) -> Any:
 
 def _may(visitor: Visitor, right: Right, duty: Duty) -> bool:
     match duty.kind:
-        case DutyKind.WILL | DutyKind.SESSION | DutyKind.QUEUE:
-            # Nobody's messages.
+        case DutyKind.WILL | DutyKind.SESSION | DutyKind.QUEUE | DutyKind.SCHEDULE:
+            # Nobody's messages, or seen elsewhere.
             return False
         case _:
             return visitor.may(right, duty.vhost, duty.name)
@@ -134,7 +134,7 @@ def _shown(door: "HttpDoor", one: Pending, *, base64: bool) -> DelayedMessage:
     if protocol is not Protocol.NEUTRAL and one.properties:
         plain = door.words.read(one.key, one.properties, one.attributes)
         properties, headers = dict(plain.properties), dict(plain.headers)
-    elif duty.kind is not DutyKind.SCHEDULE:
+    else:
         headers = {name.decode("utf-8", "backslashreplace"): written(value)[0] for name, value in one.headers}
     shown_id, id_encoding = written(one.id)
     key, key_encoding = written(one.key, base64=base64)
@@ -175,7 +175,7 @@ async def count_delayed(call: Call[Parameters, Parameters, None]) -> Reply:
     targets = []
     for target, pending in delays.counts().items():
         duty = decode_duty(target)
-        if pending and (_may(call.visitor, Right.READ, duty) or call.visitor.may_enter(duty.vhost)):
+        if pending and call.visitor.may_enter(duty.vhost):
             targets.append(TargetCount(kind=_kind(duty), vhost=duty.vhost, name=duty.name, pending=pending))
     buckets = [
         Bucket(
@@ -234,17 +234,13 @@ def _retry_target(door: "HttpDoor", vhost: str, name: str) -> bytes:
     return encode_duty(Duty(DutyKind.RETRY, vhost, name, queue.view_id))
 
 
-async def _found(call: Call[MessagePath, Any, Any], right: Right) -> Pending | None:
-    """None: there is none that is pending. What this user may not see is not there."""
-    one = await call.door.broker.delayed.delays.inspect(_id(call.path.id))
-    if one is None or not _may(call.visitor, Right.READ, decode_duty(one.target)):
-        return None
-    duty = decode_duty(one.target)
-    if right is not Right.READ:
-        call.visitor.require(right, duty.vhost, duty.name)
-        if duty.kind is DutyKind.SCHEDULE:
-            raise Problem(Code.REFUSED, f"this is a run of the schedule '{duty.name}': change or pause that")
-    return one
+async def _check_may_change(call: Call[MessagePath, Any, Any]) -> None:
+    """All that is pending under the id. What this user may not see is not there."""
+    for target in await call.door.broker.delayed.delays.targets(_id(call.path.id)):
+        duty = decode_duty(target)
+        if not _may(call.visitor, Right.READ, duty):
+            raise _unknown(call.path.id)
+        call.visitor.require(Right.WRITE, duty.vhost, duty.name)
 
 
 def _id(text: str) -> bytes:
@@ -256,14 +252,14 @@ def _unknown(text: str) -> Problem:
 
 
 async def inspect_delayed(call: Call[MessagePath, Parameters, None]) -> Reply:
-    one = await _found(call, Right.READ)
-    if one is None:
+    one = await call.door.broker.delayed.delays.inspect(_id(call.path.id))
+    if one is None or not _may(call.visitor, Right.READ, decode_duty(one.target)):
         raise _unknown(call.path.id)
     return Reply(_shown(call.door, one, base64=False))
 
 
 async def cancel_delayed(call: Call[MessagePath, Parameters, None]) -> Reply:
-    await _found(call, Right.WRITE)
+    await _check_may_change(call)
     _answer(call.path.id, await call.door.broker.delayed.delays.cancel(_id(call.path.id)))
     return Reply(Changed(id=call.path.id, outcome="cancelled"))
 
@@ -278,7 +274,7 @@ async def reschedule_delayed(call: Call[MessagePath, Parameters, When]) -> Reply
     except DelayRefused as error:
         told = str(error).replace(DELIVER_AT, "deliver_at").replace(DELAY, "delay_ms")
         raise Problem(Code.INVALID, told) from None
-    await _found(call, Right.WRITE)
+    await _check_may_change(call)
     _answer(call.path.id, await call.door.broker.delayed.delays.reschedule(_id(call.path.id), due_us))
     return Reply(Changed(id=call.path.id, outcome="rescheduled", deliver_at=time_text(due_us)))
 
