@@ -32,9 +32,9 @@ def test_every_path_stands_on_the_page(operation: Operation) -> None:
 def test_every_example_works_in_the_order_of_the_page(own_broker: HttpBroker) -> None:
     with own_broker.connect() as connection:
         channel = connection.channel()
-        channel.queue_declare("work", durable=True)
+        channel.queue_declare("jobs", durable=True)
         for number in range(5):
-            channel.basic_publish("", "work", str(number).encode())
+            channel.basic_publish("", "jobs", str(number).encode())
     for example in EXAMPLES:
         command = example.replace("http://localhost:15672", own_broker.url).replace(
             "curl ", "curl --fail-with-body ", 1
