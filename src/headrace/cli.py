@@ -19,6 +19,7 @@ from headrace.redaction import printable, redacted_text
 _log = logging.getLogger(__name__)
 
 COMMANDS = {
+    "delayed": "headrace.commands.delayed:delayed",
     "doctor": "headrace.commands.doctor:doctor",
     "groups": "headrace.commands.groups:groups",
     "health": "headrace.commands.health:health",
@@ -26,6 +27,7 @@ COMMANDS = {
     "peek": "headrace.commands.tail:peek",
     "publish": "headrace.commands.publish:publish",
     "queues": "headrace.commands.queues:queues",
+    "schedules": "headrace.commands.schedules:schedules",
     "serve": "headrace.commands.serve:serve",
     "tail": "headrace.commands.tail:tail",
     "topics": "headrace.commands.topics:topics",

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from headrace import __version__
 from headrace.client import DEFAULT_URL, Client, Login, Query, is_loopback_url
+from headrace.kinds import Milliseconds
 from headrace.redaction import printable
 
 GUEST = "guest"
@@ -205,6 +206,17 @@ def size_text(size: int | None) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TiB"
+
+
+def milliseconds(text: str, hint: str) -> int:
+    """A duration as the configuration reads it: 500ms, 90s, 2h, 30d."""
+    kind = Milliseconds(0)
+    try:
+        found = kind.read(text)
+    except ValueError:
+        raise click.BadParameter(f"expected {kind.expected}", param_hint=hint) from None
+    assert found is not None
+    return found
 
 
 def pairs(given: Iterable[str], what: str) -> dict[str, str]:

@@ -5,16 +5,15 @@ many were confirmed. Numbered messages (--producer-id) may be sent again from th
 """
 
 import sys
-from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 import click
 
 from headrace.client import path
-from headrace.commands.asking import Broker, Json, asks, pairs, progress
+from headrace.commands.asking import Broker, Json, asks, milliseconds, pairs, progress
+from headrace.commands.messages import value_of
 from headrace.core_log.errors import HeadraceError
 from headrace.exits import BrokerAway
 
@@ -36,6 +35,11 @@ BATCH_BYTES = 1024 * 1024
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
 @click.option("--tag", "tags", multiple=True, help="A tag; may be repeated.")
 @click.option("--content-type", help="What the values are: application/json.")
+@click.option("--delay", metavar="DURATION", help="Deliver after so long: 90s, 2h, 30d.")
+@click.option("--at", "deliver_at", metavar="TIME", help="Deliver at this time: RFC 3339, or ms since 1970.")
+@click.option(
+    "--schedule-id", help="The id to cancel or reschedule a delayed message by; the broker makes one if not given."
+)
 @click.option("--transient", is_flag=True, help="May be lost in a crash.")
 @click.option("--producer-id", help="Number the messages under this name: sent again, none is published again.")
 @click.option("--sequence", type=click.IntRange(0), default=0, help="The number of the first one, with --producer-id.")
@@ -51,6 +55,7 @@ def publish(
     producer_id: str | None,
     sequence: int,
     transient: bool,
+    delay: str | None,
     **more: str | int | None,
 ) -> None:
     """Publish to a topic, an exchange (exchange:NAME) or a queue (queue:NAME). Returns when everything is committed.
@@ -63,8 +68,10 @@ def publish(
     common |= {"headers": pairs(headers, "--header")} if headers else {}
     common |= {"tags": list(tags)} if tags else {}
     common |= {"persistent": False} if transient else {}
+    if delay is not None:
+        common["delay_ms"] = milliseconds(delay, "--delay")
     bodies = _bodies(values, file, lines)
-    messages = (common | _value(body) for body in bodies)
+    messages = (common | value_of(body) for body in bodies)
     if producer_id is not None:
         messages = (
             one | {"producer_id": producer_id, "sequence": number} for number, one in enumerate(messages, sequence)
@@ -82,12 +89,6 @@ def _bodies(values: tuple[str, ...], file: Path | None, lines: IO[bytes] | None)
     else:
         for line in lines or sys.stdin.buffer:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _value(body: bytes) -> Json:
-    with suppress(UnicodeDecodeError):
-        return {"value": body.decode(), "encoding": "text"}
-    return {"value": b64encode(body).decode(), "encoding": "base64"}
 
 
 def _send(broker: Broker, topic: str, messages: Iterable[Json]) -> int:
