@@ -24,6 +24,7 @@ from headrace.core_log.errors import HeadraceError
 from headrace.gateways.delivery.listener import Connection, is_loopback
 from headrace.gateways.delivery.login import Reason, Refusal
 from headrace.gateways.http import (
+    connections,
     delayed,
     groups,
     health,
@@ -61,6 +62,8 @@ _SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+# In a scope: who makes the request, once that is known.
+USER = "headrace.user"
 _CHANGING = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -89,6 +92,7 @@ def all_operations() -> list[Operation]:
         *publishing.operations(),
         *reading.operations(),
         *queues.operations(),
+        *connections.operations(),
         *groups.operations(),
         *delayed.operations(),
         *schedules.operations(),
@@ -124,7 +128,7 @@ class App:
                 raise Problem(Code.NOT_FOUND, f"there is nothing at {request.scope['path']}")
             if operation is None:
                 raise Problem(Code.METHOD_NOT_ALLOWED, headers={"allow": ", ".join(_methods(known))})
-            return self._response(await self._answered(operation, request))
+            return self._logged(operation, request, self._response(await self._answered(operation, request)))
         except Problem as problem:
             return self._problem(problem)
         except HeadraceError as error:
@@ -139,6 +143,7 @@ class App:
         connection: Connection = request.scope[CONNECTION]
         _check_origin(request, connection)
         visitor = await self._visitor(operation, request, connection)
+        request.scope[USER] = visitor.name
         path = parameters_from(operation.parameters, request.path_params)
         query = parameters_from(operation.query, _query(request))
         body = None
@@ -155,6 +160,22 @@ class App:
                 nursery.cancel_scope.cancel()
 
         return await operation.handler(Call(self._door, visitor, path, query, body, abandoned))
+
+    def _logged(self, operation: Operation, request: Request, response: Response) -> Response:
+        """Who changed what, from where; messages are no such changes."""
+        if operation.method in _CHANGING and not operation.large and operation.is_logged:
+            connection: Connection = request.scope[CONNECTION]
+            _log.info(
+                "changed over HTTP",
+                extra={
+                    "operation": operation.id,
+                    "path": request.scope["path"],
+                    "user": request.scope[USER],
+                    "peer": connection.host,
+                    "metadata_version": self._door.broker.metadata.snapshot.version,
+                },
+            )
+        return response
 
     # -- who it is ------------------------------------------------------------------------------------------------
 

@@ -633,6 +633,7 @@ def operations() -> list[Operation]:
             body=Join,
             answers={201: Assignment},
             problems=(Code.NOT_FOUND, Code.REFUSED),
+            is_logged=False,
         ),
         Operation(
             "PUT",
@@ -644,6 +645,7 @@ def operations() -> list[Operation]:
             body=Heartbeat,
             answers={200: Assignment},
             problems=of_member,
+            is_logged=False,
         ),
         Operation(
             "DELETE",
@@ -653,6 +655,7 @@ def operations() -> list[Operation]:
             parameters=MemberPath,
             answers={204: None},
             problems=of_member,
+            is_logged=False,
         ),
         Operation(
             "GET",
@@ -676,6 +679,7 @@ def operations() -> list[Operation]:
             body=Commit,
             answers={200: Committed},
             problems=(*of_member, Code.NOT_HELD, Code.FENCED, Code.OFFSET_BEHIND, Code.IN_USE, Code.NOT_FOUND),
+            is_logged=False,
         ),
         Operation(
             "PUT",

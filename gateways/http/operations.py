@@ -89,6 +89,8 @@ class Operation:
     problems: tuple[Code, ...] = ()
     # It brings messages, and may be as large as they are.
     large: bool = False
+    # False: it is done all the time, as a group's commits are, and says nothing to those who look for what was changed.
+    is_logged: bool = True
     # False: anybody may ask, and `Call.visitor` is nobody.
     login: bool = True
 

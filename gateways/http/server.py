@@ -19,6 +19,7 @@ from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.app import App
 from headrace.gateways.http.config import HttpConfig
 from headrace.gateways.http.connection import HttpConnection
+from headrace.gateways.http.connections import Connections
 from headrace.gateways.http.words import Words
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class HttpDoor:
         group_topics: GroupTopics,
         schedules: Schedules,
         words: Words,
+        open_connections: Connections,
         config: HttpConfig | None = None,
         version: str = "",
     ) -> None:
@@ -54,6 +56,8 @@ class HttpDoor:
         self.group_topics = group_topics
         self.schedules = schedules
         self.words = words
+        # Of the other doors.
+        self.open_connections = open_connections
         self.config = config or HttpConfig()
         self.version = version
         # Of every door, for those who count.

@@ -33,6 +33,7 @@ from headrace.gateways.amqp.delaying import fired
 from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
 from headrace.gateways.amqp.settings import settings_of
+from headrace.gateways.connected import OpenConnections
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
@@ -211,6 +212,7 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
         group_topics=group_topics,
         schedules=schedules,
         words=PlainWords(keys),
+        open_connections=OpenConnections(amqp, mqtt),
         config=config.http.door(),
         version=__version__,
     )
