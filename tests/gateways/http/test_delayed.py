@@ -30,9 +30,17 @@ MESSAGES = f"{DELAYED}/messages"
 
 
 @pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(doors=("amqp", "http"), config=CONFIG) as broker:
+def broker(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
+    """With the users of CONFIG where a test asks for them: to hash a password takes longer than to start."""
+    asked = request.node.get_closest_marker("usefixtures")
+    config = CONFIG if asked is not None and "users" in asked.args else ""
+    with EmbeddedBroker(doors=("amqp", "http"), config=config) as broker:
         yield broker
+
+
+@pytest.fixture
+def users() -> None:
+    """Makes `broker` know them."""
 
 
 @pytest.fixture
@@ -164,6 +172,7 @@ def test_a_time_that_cannot_be_is_refused(http: httpx.Client, channel: BlockingC
     assert listed(http) == ["kept"]
 
 
+@pytest.mark.usefixtures("users")
 def test_others_see_and_change_what_their_rights_allow(broker: EmbeddedBroker, channel: BlockingChannel) -> None:
     park(channel, "public", "seen", 1, x_schedule_id="seen")
     park(channel, "private", "hidden", 1, x_schedule_id="hidden")

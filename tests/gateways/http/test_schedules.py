@@ -1,4 +1,4 @@
-"""Schedules over HTTP: messages that come round by the wall clock of a zone, over pauses, changes, kills and downtime."""
+"""Schedules over HTTP: messages that come round by the clock of a zone, over pauses, changes, kills and downtime."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,9 +28,17 @@ SCHEDULES = "/api/v1/schedules"
 
 
 @pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(doors=("amqp", "http"), config=CONFIG) as broker:
+def broker(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
+    """With the users of CONFIG where a test asks for them: to hash a password takes longer than to start."""
+    asked = request.node.get_closest_marker("usefixtures")
+    config = CONFIG if asked is not None and "users" in asked.args else ""
+    with EmbeddedBroker(doors=("amqp", "http"), config=config) as broker:
         yield broker
+
+
+@pytest.fixture
+def users() -> None:
+    """Makes `broker` know them."""
 
 
 @pytest.fixture
@@ -206,6 +214,7 @@ def test_what_makes_no_sense_is_refused(
     assert http.get(SCHEDULES).json() == {"schedules": []}
 
 
+@pytest.mark.usefixtures("users")
 def test_rights_go_by_the_exchange(broker: EmbeddedBroker, http: httpx.Client, reader: Reader) -> None:
     put(http, "seen", "@daily")
     put(http, "hidden", "@daily", message={"exchange": "amq.fanout"})
