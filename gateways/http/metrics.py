@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from headrace.gateways.delivery.access import Tag
 from headrace.gateways.delivery.alarms import Alarm
+from headrace.gateways.delivery.queue import Reason
 from headrace.gateways.http.operations import Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, unauthorized
 
@@ -139,7 +140,16 @@ def _of_node(door: "HttpDoor") -> Iterator[Metric]:
     yield _counter("connections_refused", "Connections and channels refused by a limit", door.limits.refused_count)
     broker = door.broker
     yield _counter("unroutable", "Messages that no queue got", broker.unroutable_count)
-    yield _counter("dead_letters", "Messages moved to a dead-letter exchange", broker.dead_letter_count)
+    transfers = broker.transfers
+    for name, text, counts in (
+        ("dead_letters", "Messages moved to a dead-letter exchange or stream", transfers.dead_letters),
+        ("retries", "Failed attempts that are followed by another", transfers.retries),
+        ("retries_exhausted", "Failed attempts that were the last", transfers.exhausted),
+    ):
+        family = CounterMetricFamily(f"headrace_{name}", text, labels=["reason"])
+        for reason in Reason:
+            family.add_metric([reason.value], counts[reason])
+        yield family
     yield _counter("dead_letter_cycles", "Dead letters dropped since they went in a circle", broker.dropped_death_count)
     yield _gauge("vhosts", "Virtual hosts", len(broker.vhosts))
     snapshot = broker.metadata.snapshot

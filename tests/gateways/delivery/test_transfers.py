@@ -8,6 +8,7 @@ import trio
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.log import PartitionLog
 from headrace.gateways.delivery.queue import Reason
+from headrace.gateways.delivery.rewind import Rewind
 
 from .test_broker import Machine, Running, bodies
 
@@ -106,18 +107,18 @@ async def test_two_queues_that_reject_the_same_record_send_two() -> None:
         assert running.ready("dead") == [b"0", b"0"]
 
 
-async def test_record_that_comes_back_to_its_queue_dies_again() -> None:
-    """As after a rewind: what is moved has a number of its own, not that of the record."""
+async def test_record_of_a_rewound_queue_dies_again() -> None:
+    """What is moved has a number of its own, not that of the record."""
     machine = Machine()
     async with machine.start() as running:
         await declared(running)
-        await running.bind("dlx", "work")
         running.publish("", "work", b"0")
         await running.commit()
         for count in (1, 2, 3):
             await reject(running, b"0")
             await arrived(running)
             assert running.ready("dead") == [b"0"] * count
+            await Rewind(running.broker, running.queue("work"), 0).run()
 
 
 async def test_neighbours_that_die_together_travel_in_one_batch() -> None:
