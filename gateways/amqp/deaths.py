@@ -61,6 +61,25 @@ def stamp(props: bytes, death: Death) -> Stamped:
     )
 
 
+_TELLS = frozenset(
+    (
+        b"x-death",
+        *(
+            b"x-%s-death-%s" % (which, what)
+            for which in (b"first", b"last")
+            for what in (b"exchange", b"queue", b"reason")
+        ),
+        b"x-attempt",
+        b"x-reason",
+    )
+)
+
+
+def revive(props: bytes) -> bytes:
+    """Properties of a record that is tried anew: nothing in them tells of its deaths, so none closes a cycle."""
+    return properties.without_headers(props, _TELLS)
+
+
 def mark(props: bytes, told: Mapping[str, str | int]) -> bytes:
     """Properties of a record that failed, with what its consumers are told of that."""
     return properties.with_headers(

@@ -33,6 +33,7 @@ from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, Headers, Produce
 from headrace.core_log.spec import StreamSpec
 from headrace.delay.config import DelayConfig
 from headrace.gateways.delivery import journal
+from headrace.gateways.delivery.audit import Audit
 from headrace.gateways.delivery.delayed import Delayed
 from headrace.gateways.delivery.delayed_duty import DutyKind
 from headrace.gateways.delivery.expiry import Expiry
@@ -42,6 +43,7 @@ from headrace.gateways.delivery.past import FieldsOf
 from headrace.gateways.delivery.ports import LogHolder, Source, Tap
 from headrace.gateways.delivery.queue import Queue, QueueSettings, View
 from headrace.gateways.delivery.reading import ReadingView
+from headrace.gateways.delivery.redrive import Redrives
 from headrace.gateways.delivery.release import Releases
 from headrace.gateways.delivery.relocation import exchanges_of
 from headrace.gateways.delivery.returns import Returns
@@ -154,6 +156,8 @@ class Broker:
         # Logs that no view reads.
         self._private: set[PartitionLog] = set()
         self._views_log = self.private_log(journal.STREAM_NAME, VIEWS_CONFIG)
+        self.audit = Audit(self)
+        self.redrives = Redrives(self, self.audit)
         self.transient_log.advanced.append(self._advanced)
         self.exchange_names[self.transient_log.stream_id] = b""
         directory.pinned_from = self._pinned_from
@@ -223,6 +227,7 @@ class Broker:
         await self.delayed.delays.load()
         self._loaded = True
         self.transfers.resume(leaving)
+        await self.redrives.load()
         for queue in self._views.values():
             if queue.ready_count and (queue.timed or queue.settings.message_ttl_ms is not None):
                 self._expiry.look_soon(queue)
@@ -866,6 +871,7 @@ class Broker:
                     nursery.start_soon(self.releases.run)
                     nursery.start_soon(self._scanning.run)
                     nursery.start_soon(self.transfers.run)
+                    nursery.start_soon(self.redrives.run)
                     nursery.start_soon(self._keep_configs)
         finally:
             self._ended.set()

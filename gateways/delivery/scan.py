@@ -8,15 +8,23 @@ queue.py has one scan for each filter of its consumers and lane.
 """
 
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from headrace.core_log.intervals import Intervals
 from headrace.core_log.record import RecordBatch
-from headrace.filtering.expression import Expression
+from headrace.core_log.summary import Sieve
 from headrace.gateways.delivery.lane import TAKE_BYTES, Extent, Lane, Stretch
 from headrace.gateways.delivery.ports import Source
 
 READ_BYTES: Final = 512 * 1024
+
+
+class Wants(Sieve, Protocol):
+    """What a scan looks for: an expression over tags, or more than that."""
+
+    def spans(self, batch: RecordBatch, first: int, last: int, /) -> Sequence[tuple[int, int]]:
+        """The index ranges of wanted records among first..last-1, in order."""
 
 
 class Patience:
@@ -42,7 +50,7 @@ class _Piece:
 
 
 class Scan:
-    def __init__(self, lane: Lane, wants: Expression) -> None:
+    def __init__(self, lane: Lane, wants: Wants) -> None:
         self.wants = wants
         self.untested = Intervals()
         self._lane = lane

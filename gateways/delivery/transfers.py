@@ -96,6 +96,10 @@ Mark = Callable[[bytes, Mapping[str, str | int]], bytes]
 FAILURES = frozenset((Reason.REJECTED, Reason.DELIVERY_LIMIT))
 
 
+# How many of those that were to be sent back have been (True), or stay (False).
+Told = Callable[[int, bool], None]
+
+
 class Way(Enum):
     """Why a record goes nowhere now."""
 
@@ -174,6 +178,8 @@ class Move:
     pieces: list[Piece]
     # They are in the target's log, and will be settled when that is committed.
     is_sent: bool = False
+    # Who wants to hear how many were moved, or (False) stay where they are.
+    told: Told | None = None
 
     @property
     def target(self) -> TargetPartition:
@@ -185,6 +191,8 @@ class Move:
         if mine.lane is not its.lane or mine.batch is not its.batch or mine.seq + mine.count != its.seq:
             return False
         if mine.index + mine.count != its.index or self.log is not other.log or self.reason is not other.reason:
+            return False
+        if self.told is not other.told:
             return False
         mine.count += its.count
         for piece in other.pieces:
@@ -211,7 +219,7 @@ class Transfers:
         # Attempts that failed and are followed by another, and those that were the last.
         self.retries: Counter[Reason] = Counter()
         self.exhausted: Counter[Reason] = Counter()
-        self.dropped_count = 0
+        self.dropped_count = self.redriven_count = 0
         # By protocol. What has none tells its readers nothing.
         self.marks: dict[int, Mark] = {}
         self._broker = broker
@@ -234,8 +242,27 @@ class Transfers:
 
     # -- planning -----------------------------------------------------------------------------------------------
 
+    def send_back(
+        self,
+        host: "VirtualHost",
+        queue: Queue,
+        stretch: Stretch,
+        letter_of: "Callable[[RecordBatch, int], Letter]",
+        told: Told,
+    ) -> None:
+        """Records leave a queue for where somebody sends them (redrive.py). Those that cannot get there stay."""
+        for move in self._moves(host, queue, stretch, Reason.REDRIVEN, letter_of):
+            move.told = told
+            self._plan(queue, move)
+
     def let_go(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> None:
         """Records leave a queue: for another log, or for good."""
+        if reason is Reason.REDRIVEN:
+            # It was on its way back, and did not get there: whoever sends it knows where to.
+            stretch.lane.put_back(stretch)
+            self._broker.note_change(queue)
+            self._broker.wake(queue)
+            return
         settings = queue.settings
         goes = settings.retry or settings.dead_letter_exchange is not None or reason is Reason.DELIVERY_LIMIT
         if not goes or host.is_closed:
@@ -271,7 +298,14 @@ class Transfers:
         self._waiting.setdefault(queue, []).append(Waiting(host, stretch, reason))
         self._broker.note_change(queue)
 
-    def _moves(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> Iterator[Move]:
+    def _moves(
+        self,
+        host: "VirtualHost",
+        queue: Queue,
+        stretch: Stretch,
+        reason: Reason,
+        letter_of: "Callable[[RecordBatch, int], Letter] | None" = None,
+    ) -> Iterator[Move]:
         """What a stretch becomes, by where it goes. The stretch gets shorter by what is handed on."""
         broker = self._broker
         batch, first = stretch.loaded(), stretch.index
@@ -279,7 +313,11 @@ class Transfers:
         pieces: list[Piece] = []
         log: PartitionLog | None = None
         for index, name in enumerate(names, start=first):
-            letter = self._letter(host, queue, stretch, batch, index, name, reason)
+            letter: Letter | Way
+            if letter_of is None:
+                letter = self._letter(host, queue, stretch, batch, index, name, reason)
+            else:
+                letter = letter_of(batch, index)
             its_log = None if isinstance(letter, Way) else self._log_of(letter.way)
             if pieces and its_log is not log:
                 assert log is not None
@@ -522,6 +560,8 @@ class Transfers:
             taken = self._outbox(queue).take_back(transfer.target, transfer.first)
             again = [one.what for one in taken]
         for one in again:
+            if one.told is not None:
+                one.told(one.stretch.count, False)
             self.let_go(one.host, queue, one.stretch, one.reason)
 
     def _append(self, queue: Queue, move: Move, transfer: Transfer[Move] | None) -> None:
@@ -581,6 +621,9 @@ class Transfers:
 
     def _count(self, queue: Queue, reason: Reason, piece: Piece) -> None:
         count = len(piece.values)
+        if reason is Reason.REDRIVEN:
+            self.redriven_count += count
+            return
         if isinstance(piece.way, Duty):
             self.retries[reason] += count
             return
@@ -596,6 +639,8 @@ class Transfers:
             if outbox is not None:
                 outbox.settle(transfer)
         self._broker.note_change(queue)
+        if move.told is not None:
+            move.told(stretch.count, True)
 
     # -- coming and going ---------------------------------------------------------------------------------------
 

@@ -153,10 +153,16 @@ class Running:
         )
 
     def publish(
-        self, exchange: str, key: str, *bodies: bytes, persistent: bool = True, properties: bytes = NO_PROPERTIES
+        self,
+        exchange: str,
+        key: str,
+        *bodies: bytes,
+        persistent: bool = True,
+        properties: bytes = NO_PROPERTIES,
+        tags: tuple[str, ...] = (),
     ) -> tuple[PartitionLog | None, int]:
         """Returns the log and the offset that confirms it."""
-        target = self.broker.vhosts["/"].target(exchange, key.encode(), [key])
+        target = self.broker.vhosts["/"].target(exchange, key.encode(), [key], tags=tags)
         attributes = int(Protocol.AMQP) | (PERSISTENT if persistent else 0)
         reached = self.broker.publish(target, [properties] * len(bodies), bodies, attributes=attributes)
         self.broker.dispatch()

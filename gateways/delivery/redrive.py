@@ -1,0 +1,419 @@
+"""Dead letters go back to where they died: one, some or all of a queue's, each exactly once. Driver.
+
+A redrive goes through the queue that holds them as a filter does (scan.py), takes what is wanted and hands it to
+transfers.py, which numbers, journals and sends it: so a record is in its dead-letter queue or back in its own, whatever
+happens in between, and never in both. What is on its way when the broker stops is in the one or the other afterwards;
+the same redrive asked again goes on with what is left. Only what is there when it begins is moved: what fails again and
+comes back meanwhile stays for the next.
+
+Back means: into the queue it died in, and nobody else's, under the key it was published with, from the first attempt
+on, with its time to live counted anew. A record whose queue is gone, or that does not say where it died, stays; another
+queue may be named for all. Every redrive is in the audit (audit.py), from its beginning to its end.
+Neighbours: dead_letters.py reads and chooses, gateways/http/dead_letters.py asks.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import trio
+
+from headrace.core_log.errors import HeadraceError, Refused
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, RecordBatch
+from headrace.gateways.delivery.audit import Audit
+from headrace.gateways.delivery.dead_letters import DeadLetter, Selection, Wanted, read, revived
+from headrace.gateways.delivery.lane import Lane, Stretch
+from headrace.gateways.delivery.queue import Queue
+from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
+from headrace.gateways.delivery.scan import READ_BYTES, Patience, Scan
+from headrace.gateways.delivery.transfers import Letter
+
+if TYPE_CHECKING:
+    from headrace.gateways.delivery.broker import Broker
+    from headrace.gateways.delivery.vhost import Target, VirtualHost
+
+_log = logging.getLogger(__name__)
+
+# So many are taken at once, and so many may be on their way at a time.
+TAKEN_AT_ONCE = 2048
+UNDER_WAY_MAX = 16_384
+# Redrives that have ended and are still told of.
+ENDED_MAX = 100
+NOTE_PERIOD_S = 10.0
+KIND = "redrive"
+
+# Properties without what tells of a death, in the words of a protocol.
+Revive = Callable[[bytes], bytes]
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    # The broker stopped meanwhile. What was moved is moved.
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    vhost: str
+    # The queue that holds them.
+    queue: str
+    wanted: Wanted = field(default_factory=Wanted)
+    # Another queue than the one they died in.
+    to: str | None = None
+    # At most so many in a second, and so many in all.
+    rate: float | None = None
+    limit: int | None = None
+
+    def told(self) -> dict[str, Any]:
+        """For the audit."""
+        wanted = self.wanted
+        found: dict[str, Any] = {
+            "vhost": self.vhost,
+            "queue": self.queue,
+            "to": self.to,
+            "rate": self.rate,
+            "limit": self.limit,
+            "reason": wanted.reason,
+            "died_before_us": wanted.died_before_us,
+            "died_after_us": wanted.died_after_us,
+            "key": wanted.key,
+            "died_in": wanted.queue,
+            "filter": None if wanted.tags is None else wanted.tags.canonical,
+            "ids": sorted("/".join(map(str, place)) for place in wanted.places) or None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a redrive is."""
+
+    # Wanted and looked at.
+    matched: int = 0
+    moved: int = 0
+    # Wanted, but they do not say where they died, or that queue is not there.
+    without_way: int = 0
+    # So many were in the queue when it began.
+    total: int = 0
+    by_queue: Counter[str] = field(default_factory=Counter)
+
+
+class Redrive:
+    """One run."""
+
+    def __init__(self, redrives: "Redrives", id: UUID, request: Request, who: str, started_us: int) -> None:
+        self.id = id
+        self.request = request
+        self.who = who
+        self.started_us = started_us
+        self.ended_us: int | None = None
+        self.state = State.RUNNING
+        self.failure = ""
+        self.progress = Progress()
+        self._redrives = redrives
+        self._broker = redrives.broker
+        self._stop = trio.CancelScope()
+        self._under_way = 0
+        self._fewer = trio.Event()
+        self._noted_s = self._broker.env.clock.monotonic()
+        self._ways: dict[str, Target | None] = {}
+
+    def cancel(self) -> None:
+        """Take no more. What is on its way gets there."""
+        if self.state is State.RUNNING:
+            self._stop.cancel()
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def _judge(self, batch: RecordBatch, index: int) -> DeadLetter | None:
+        """What is known of a record that is wanted and can go somewhere."""
+        request = self.request
+        letter = read(batch, index, self._redrives.headers_of)
+        if letter is None:
+            if request.to is None or not _asks_nothing(request.wanted):
+                return None
+            # An ordinary message that somebody sends elsewhere.
+            letter = DeadLetter("", "", 0, 1, key=batch.keys[index].decode("utf-8", "surrogateescape"))
+        if not request.wanted.matches(letter):
+            return None
+        places = request.wanted.places
+        if places and not any(offset == batch.offset_at(index) for _stream, _partition, offset in places):
+            return None
+        self.progress.matched += 1
+        if self._way(letter) is None:
+            self.progress.without_way += 1
+            return None
+        return letter
+
+    def _way(self, letter: DeadLetter) -> "Target | None":
+        name = self.request.to if self.request.to is not None else letter.queue
+        found = self._ways.get(name)
+        if found is None or not self._host.is_current(found):
+            found = self._ways[name] = self._target(name)
+        return found
+
+    @property
+    def _host(self) -> "VirtualHost":
+        return self._broker.vhosts[self.request.vhost]
+
+    def _target(self, name: str) -> "Target | None":
+        queue = self._host.queues.get(name)
+        if queue is None or name == self.request.queue:
+            return None
+        key = name.encode("utf-8", "surrogateescape")
+        return self._host.target(DEFAULT_EXCHANGE, key, [name]).only((queue,))
+
+    async def count(self) -> None:
+        """What it would do, and nothing more."""
+        queue = self._redrives.source(self.request)
+        self.progress.total = queue.ready_count
+        selection = Selection(self.request.wanted, self._judge)
+        for stretch in ready_in(queue):
+            batch = stretch.loaded()
+            for low, high in selection.spans(batch, stretch.index, stretch.index + stretch.count):
+                for index in range(low, high):
+                    letter = selection.letter(batch, index)
+                    assert letter is not None
+                    if self._is_there(batch, index, stretch):
+                        self.progress.by_queue[self.request.to or letter.queue] += 1
+            await trio.lowlevel.checkpoint()
+        self.state = State.DONE
+
+    def _is_there(self, batch: RecordBatch, index: int, stretch: Stretch) -> bool:
+        """It is the very record that was asked for, where somebody asked for that."""
+        places = self.request.wanted.places
+        source = stretch.source
+        return not places or (str(source.stream_id), source.partition, int(batch.offset_at(index))) in places
+
+    # -- moving -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        clock = self._broker.env.clock
+        try:
+            queue = self._redrives.source(self.request)
+            self.progress.total = queue.ready_count
+            await self._broker.committed()
+            with self._stop:
+                for lane in reversed(queue.lanes):
+                    await self._move_lane(queue, lane)
+            while self._under_way:
+                self._fewer = trio.Event()
+                await self._fewer.wait()
+            self.state = State.CANCELLED if self._stop.cancelled_caught else State.DONE
+        except HeadraceError as error:
+            self.state, self.failure = State.FAILED, str(error)
+        finally:
+            self.ended_us = clock.wall_us()
+
+    async def _move_lane(self, queue: Queue, lane: Lane) -> None:
+        end = lane.next_seq
+        selection = Selection(self.request.wanted, self._judge)
+        scan = Scan(lane, selection)
+        started = self._broker.env.clock.monotonic()
+        try:
+            while (room := await self._room(started)) > 0:
+                if queue.deleted:
+                    raise Refused(f"queue '{queue.name}' was deleted meanwhile")
+                patience = Patience(READ_BYTES)
+                stretch = scan.take(room, early=False, patience=patience)
+                if stretch is not None:
+                    self._send(queue, lane, scan, stretch, end, selection)
+                elif patience.left > 0 or scan.seq >= end:
+                    return
+                if scan.seq >= end and not any(first < end for first, _last in scan.untested):
+                    return
+                await trio.lowlevel.checkpoint()
+        finally:
+            scan.close()
+
+    def _send(self, queue: Queue, lane: Lane, scan: Scan, stretch: Stretch, end: int, selection: Selection) -> None:
+        batch = stretch.loaded()
+        count = min(stretch.count, max(end - stretch.seq, 0))
+        if self.request.wanted.places:
+            count = min(count, 1) if self._is_there(batch, stretch.index, stretch) else 0
+        if count < stretch.count:
+            # Came after the beginning, or is another record at the same offset of another log.
+            taken = stretch.split(count) if count else None
+            rest = (stretch.seq, stretch.seq + stretch.count)
+            lane.put_back(stretch)
+            if taken is None:
+                scan.untested.remove(*rest)
+                return
+            stretch = taken
+        self._under_way += stretch.count
+        letters: dict[int, Letter] = {}
+        for index in range(stretch.index, stretch.index + stretch.count):
+            found = selection.letter(batch, index)
+            assert found is not None
+            self.progress.by_queue[self.request.to or found.queue] += 1
+            letters[index] = self._letter(batch, index, found)
+        self._broker.transfers.send_back(self._host, queue, stretch, lambda _batch, at: letters[at], self._told)
+
+    def _letter(self, batch: RecordBatch, index: int, letter: DeadLetter) -> Letter:
+        way = self._way(letter)
+        assert way is not None
+        attributes = batch.attributes.at(index)
+        revive = self._redrives.revives.get(attributes & PROTOCOL_MASK)
+        properties = batch.properties[index]
+        return Letter(
+            way,
+            (attributes | PERSISTENT) & ~RELOCATED,
+            batch.tags_at(index),
+            letter.key.encode("utf-8", "surrogateescape"),
+            properties if revive is None else revive(properties),
+            batch.values[index],
+            revived(letter, batch.headers[index] if batch.headers is not None else ()),
+        )
+
+    async def _room(self, started: float) -> int:
+        """How many may be taken now; waits until there are some. 0: it was as many as were asked for."""
+        request, clock = self.request, self._broker.env.clock
+        if clock.monotonic() - self._noted_s > NOTE_PERIOD_S:
+            # Should the broker not live to see the end, the audit tells how far it came.
+            self._noted_s = clock.monotonic()
+            self._redrives.note(self)
+        taken = self.progress.by_queue.total()
+        if request.limit is not None and taken >= request.limit:
+            return 0
+        while self._under_way >= UNDER_WAY_MAX:
+            self._fewer = trio.Event()
+            await self._fewer.wait()
+        room = TAKEN_AT_ONCE if request.limit is None else min(TAKEN_AT_ONCE, request.limit - taken)
+        if request.rate is None:
+            return room
+        allowed = int((clock.monotonic() - started) * request.rate) + 1 - taken
+        while allowed <= 0:
+            await clock.sleep((1 - allowed) / request.rate)
+            allowed = int((clock.monotonic() - started) * request.rate) + 1 - taken
+        return min(room, allowed)
+
+    def _told(self, count: int, is_moved: bool) -> None:
+        self._under_way -= count
+        if is_moved:
+            self.progress.moved += count
+        self._fewer.set()
+
+    def told(self) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "id": str(self.id),
+            **self.request.told(),
+            "state": str(self.state),
+            "matched": progress.matched,
+            "moved": progress.moved,
+            "without_way": progress.without_way,
+            **({"failure": self.failure} if self.failure else {}),
+        }
+
+
+class Redrives:
+    """All redrives of a node. `run` must be running for one to begin."""
+
+    def __init__(self, broker: "Broker", audit: Audit) -> None:
+        self.broker = broker
+        # By protocol. What has none tells of its deaths when it is tried anew.
+        self.revives: Mapping[int, Revive] = {}
+        self._audit = audit
+        # The newest last.
+        self._all: dict[UUID, Redrive] = {}
+        # What the audit tells of those of earlier lives, the newest first.
+        self.earlier: Sequence[Mapping[str, Any]] = ()
+        self._started, self._to_start = trio.open_memory_channel[Redrive](1024)
+
+    async def load(self) -> None:
+        """Find out what earlier lives did, and did not come to the end of."""
+        events = await self.broker.env.worker.run(lambda: list(self._audit.events(KIND)))
+        last = {event["id"]: event for event in events}
+        for event in last.values():
+            if event["state"] == State.RUNNING:
+                event["state"] = str(State.INTERRUPTED)
+                about = {name: value for name, value in event.items() if name not in ("kind", "time_us", "who")}
+                self._audit.note(KIND, event["who"], about)
+        self.earlier = list(reversed(last.values()))[:ENDED_MAX]
+
+    def headers_of(self, batch: RecordBatch, index: int) -> Mapping[str, object]:
+        (properties,) = self.broker.properties_of(batch, index, index + 1)
+        # Most that was never dead-lettered says so at once.
+        return self.broker.fields_of(properties)[0] if b"x-death" in properties else {}
+
+    def source(self, request: Request) -> Queue:
+        """The queue that holds them. Raises NotFound, Refused."""
+        host = self.broker.vhosts.get(request.vhost)
+        if host is None:
+            raise Refused(f"no vhost '{request.vhost}'")
+        queue = host.queue(request.queue)
+        if queue.settings.stream:
+            raise Refused(
+                f"queue '{queue.name}' is a stream: nothing can be taken out of it, so nothing goes back from it"
+            )
+        if request.to is not None:
+            if request.to == request.queue:
+                raise Refused(f"queue '{queue.name}' cannot be redriven to itself")
+            host.queue(request.to)
+        return queue
+
+    def start(self, request: Request, who: str) -> Redrive:
+        """Raises what `source` raises, and Refused when one of this queue is running."""
+        self.source(request)
+        for one in self._all.values():
+            same = (one.request.vhost, one.request.queue) == (request.vhost, request.queue)
+            if one.state is State.RUNNING and same:
+                raise Refused(f"redrive {one.id} of queue '{request.queue}' is still running")
+        found = Redrive(self, self.broker.env.ids.uuid(), request, who, self.broker.env.clock.wall_us())
+        self._started.send_nowait(found)
+        self._all[found.id] = found
+        ended = [one for one in self._all.values() if one.state is not State.RUNNING]
+        for one in ended[: max(len(ended) - ENDED_MAX, 0)]:
+            del self._all[one.id]
+        return found
+
+    async def dry_run(self, request: Request, who: str) -> Redrive:
+        found = Redrive(self, self.broker.env.ids.uuid(), request, who, self.broker.env.clock.wall_us())
+        await self.broker.committed()
+        await found.count()
+        found.ended_us = self.broker.env.clock.wall_us()
+        return found
+
+    def get(self, id: UUID) -> Redrive | None:
+        return self._all.get(id)
+
+    def list(self) -> list[Redrive]:
+        """The newest first."""
+        return list(reversed(self._all.values()))
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for one in self._to_start:
+                nursery.start_soon(self._run, one)
+
+    async def _run(self, one: Redrive) -> None:
+        await self._audit.noted(KIND, one.who, one.told())
+        try:
+            await one.run()
+        except trio.Cancelled:
+            one.state = State.INTERRUPTED
+            raise
+        finally:
+            self.note(one)
+            _log.info("a redrive has ended", extra=one.told())
+
+    def note(self, one: Redrive) -> None:
+        self._audit.note(KIND, one.who, one.told())
+
+
+def ready_in(queue: Queue) -> Iterator[Stretch]:
+    """What is ready in a queue, in its order; not to be changed."""
+    return (stretch for lane in reversed(queue.lanes) for stretch in lane.ready_stretches())
+
+
+def _asks_nothing(wanted: Wanted) -> bool:
+    """Of how a record died."""
+    asked = (wanted.reason, wanted.died_before_us, wanted.died_after_us, wanted.queue)
+    return all(one is None for one in asked)
