@@ -192,7 +192,7 @@ class Move:
             return False
         if mine.index + mine.count != its.index or self.log is not other.log or self.reason is not other.reason:
             return False
-        if self.told is not other.told:
+        if self.told != other.told:
             return False
         mine.count += its.count
         for piece in other.pieces:
