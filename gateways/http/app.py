@@ -102,7 +102,7 @@ def all_operations() -> list[Operation]:
 
 class App:
     def __init__(self, door: "HttpDoor") -> None:
-        self._door = door
+        self.door = door
         self.operations = all_operations()
         self.document = msgspec.json.encode(openapi.document(self.operations, version=door.version))
         self._headers = _SAFE_HEADERS | {"server": f"headrace/{door.version}"}
@@ -148,7 +148,7 @@ class App:
         query = parameters_from(operation.query, _query(request))
         body = None
         if operation.body is not None:
-            limit = self._door.config.body_bytes_max if operation.large else SMALL_BODY_BYTES_MAX
+            limit = self.door.config.body_bytes_max if operation.large else SMALL_BODY_BYTES_MAX
             body = body_from(operation.body, await _body(request, limit))
         else:
             await _body(request, 0)
@@ -156,10 +156,10 @@ class App:
         async def abandoned() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_gone, request, nursery.cancel_scope)
-                await self._door.stopping.wait()
+                await self.door.stopping.wait()
                 nursery.cancel_scope.cancel()
 
-        return await operation.handler(Call(self._door, visitor, path, query, body, abandoned))
+        return await operation.handler(Call(self.door, visitor, path, query, body, abandoned))
 
     def _logged(self, operation: Operation, request: Request, response: Response) -> Response:
         """Who changed what, from where; messages are no such changes."""
@@ -172,7 +172,7 @@ class App:
                     "path": request.scope["path"],
                     "user": request.scope[USER],
                     "peer": connection.host,
-                    "metadata_version": self._door.broker.metadata.snapshot.version,
+                    "metadata_version": self.door.broker.metadata.snapshot.version,
                 },
             )
         return response
@@ -181,9 +181,9 @@ class App:
 
     async def _visitor(self, operation: Operation, request: Request, connection: Connection) -> Visitor:
         given = request.headers.get("authorization")
-        access, local = self._door.access, _is_local(request, connection)
+        access, local = self.door.access, _is_local(request, connection)
         if given is None and connection.certified_name is not None:
-            outcome = await self._door.authentication.certified(
+            outcome = await self.door.authentication.certified(
                 connection.certified_name, address=connection.host, peer_is_loopback=local
             )
             if not isinstance(outcome, Refusal):
@@ -192,12 +192,12 @@ class App:
             if not operation.login:
                 return Visitor("", access, local)
             raise unauthorized()
-        if not (connection.tls or connection.is_loopback or self._door.config.allow_plaintext_auth):
+        if not (connection.tls or connection.is_loopback or self.door.config.allow_plaintext_auth):
             raise Problem(
                 Code.PLAINTEXT_REFUSED, "use the https door, or allow it with http.allow_plaintext_auth = true"
             )
         name, password = _credentials(given)
-        outcome = await self._door.authentication.login(name, password, address=connection.host, peer_is_loopback=local)
+        outcome = await self.door.authentication.login(name, password, address=connection.host, peer_is_loopback=local)
         if isinstance(outcome, Refusal):
             if outcome.reason is Reason.THROTTLED:
                 raise Problem(Code.TOO_MANY_FAILURES, headers={"retry-after": "60"})
@@ -233,6 +233,7 @@ class _Resource:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._app.respond(self._known, Request(scope, receive, send))
+        self._app.door.answers[f"{response.status_code // 100}xx"] += 1
         await response(scope, receive, send)
 
 

@@ -151,6 +151,11 @@ def _of_node(door: "HttpDoor") -> Iterator[Metric]:
             family.add_metric([reason.value], counts[reason])
         yield family
     yield _counter("dead_letter_cycles", "Dead letters dropped since they went in a circle", broker.dropped_death_count)
+    yield _gauge("delayed_messages", "Messages that are parked until they are due", broker.delayed.delays.count())
+    requests = CounterMetricFamily("headrace_http_requests", "Requests that were answered", labels=["status"])
+    for status in ("2xx", "4xx", "5xx"):
+        requests.add_metric([status], door.answers[status])
+    yield requests
     yield _gauge("vhosts", "Virtual hosts", len(broker.vhosts))
     snapshot = broker.metadata.snapshot
     yield _gauge("exchanges", "Durable exchanges", len(snapshot.exchanges))

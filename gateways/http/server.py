@@ -1,6 +1,7 @@
 """The HTTP door: what its handlers work with, its connections, its listeners. Driver."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import trio
@@ -65,6 +66,8 @@ class HttpDoor:
         # Set when the broker stops: long polls end with what they have.
         self.stopping = trio.Event()
         self.connections: set[HttpConnection] = set()
+        # Requests that were answered, by the class of the status.
+        self.answers: Counter[str] = Counter()
         self.app = App(self)
 
     async def serve(self, connection: Connection) -> None:
