@@ -483,7 +483,7 @@ def _neutral_headers(message: NewMessage) -> Headers:
             raise Invalid(f"the header '{name}' of a topic's record must be text")
         if name.encode() == CONTENT_TYPE:
             raise Invalid("the header 'content-type' cannot be given here: use the field content_type")
-        found.append((name.encode("utf-8", "surrogatepass"), value.encode("utf-8", "surrogatepass")))
+        found.append((name.encode(), value.encode()))
     return tuple(found)
 
 

@@ -5,7 +5,6 @@ sends JSON, which is stored as its text.
 """
 
 from base64 import b64decode, b64encode
-from binascii import Error as NotBase64
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -87,11 +86,10 @@ def written(data: bytes, *, base64: bool = False) -> tuple[str, Encoding]:
 def octets(text: str, encoding: Encoding) -> bytes:
     """ValueError for what is no base64."""
     if encoding == "text":
-        # JSON can say half of a surrogate pair, and UTF-8 cannot.
-        return text.encode("utf-8", "surrogatepass")
+        return text.encode()
     try:
         return b64decode(text, validate=True)
-    except (NotBase64, UnicodeEncodeError) as error:
+    except ValueError as error:
         raise ValueError(f"not base64: {error}") from None
 
 
@@ -101,11 +99,16 @@ def value_octets(raw: msgspec.Raw, encoding: Literal["text", "base64", "json"] |
     if not data:
         return b""
     is_text = data.startswith(b'"')
-    if encoding == "json" or (encoding is None and not is_text):
-        return data
-    if not is_text:
+    if not is_text and encoding not in (None, "json"):
         raise ValueError(f"a value whose encoding is {encoding} is a string")
-    return octets(msgspec.json.decode(data, type=str), "base64" if encoding == "base64" else "text")
+    try:
+        # What is inside was passed over when the body was read.
+        decoded = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"the value is not JSON: {error}") from None
+    if encoding == "json" or not is_text:
+        return data
+    return octets(decoded, "base64" if encoding == "base64" else "text")
 
 
 def _text(data: bytes) -> str:
