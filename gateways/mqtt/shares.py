@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from headrace.controller.entities import Binding, DestinationKind
-from headrace.controller.table import Table
+from headrace.controller.table import FieldIn, Table
 from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.filtering.expression import Expression, parse
@@ -235,7 +235,13 @@ class Shares:
         name = topic_filter if durable else _ephemeral(topic_filter)
         lanes = hub.shared.config.shared_lanes
         # What no member wants is not the group's, as what no subscription matches is not a session's.
-        arguments = Table({"x-filter-unmatched": "drop", **({"x-partitions": lanes} if lanes else {})})
+        asked: dict[str, FieldIn] = {"x-filter-unmatched": "drop"}
+        if lanes:
+            asked["x-partitions"] = lanes
+        if durable:
+            # Members write down which ones they have, and a number must be that of the same message after a crash.
+            asked["x-dispatch"] = "committed"
+        arguments = Table(asked)
         settings = hub.broker.settings_of(hub.host.name, name, arguments)
         queue = await hub.host.declare_queue(name, settings, durable=durable, arguments=arguments)
         _group, plain = parse_filter(topic_filter)

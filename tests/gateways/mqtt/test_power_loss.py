@@ -1,20 +1,20 @@
 """QoS 2 is exactly once through a loss of power at any moment: a node on a disk in memory, over the wire.
 
-While a publisher goes through its exchanges, the state that a loss of power would leave is taken before every sync,
-four times: with nothing of what was not synced, with all of it, and with that of either log alone. The
-publisher and a reader then go on with each of those disks, as the standard asks of them.
+While clients go through their exchanges, the state that a loss of power would leave is taken before every sync, four
+times: with nothing of what was not synced, with all of it, and with that of either of two logs alone. The clients then
+go on with each of those disks, as the standard asks of them.
 """
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import pytest
 import trio
@@ -24,6 +24,8 @@ from headrace.config import load_config
 from headrace.core_log.real import real_env
 from headrace.core_log.storage.memory import MemoryFile, MemoryStorage
 from headrace.core_log.storage.tree import Change, ContentChange
+from headrace.gateways.delivery import broker
+from headrace.gateways.mqtt import hub
 from headrace.gateways.mqtt.packets import (
     Packet,
     Puback,
@@ -106,23 +108,66 @@ class Publisher:
         return not self.unanswered and not self.unreleased
 
 
-class Cuts:
-    """The states that losses of power would have left, each with what the publisher knew then."""
+@dataclass
+class Member:
+    """What a client knows of the messages that it is sent."""
 
-    def __init__(self, storage: MemoryStorage) -> None:
+    sent: list[bytes] = field(default_factory=list)
+    got: list[bytes] = field(default_factory=list)
+    # Received and not released: what comes under these identifiers is the same message.
+    received: set[int] = field(default_factory=set)
+
+    def take(self, packet: Packet) -> Packet:
+        match packet:
+            case Publish(payload=payload, packet_id=packet_id):
+                if packet_id not in self.received:
+                    self.got.append(payload)
+                    self.received.add(packet_id)
+                return Pubrec(packet_id)
+            case Pubrel(packet_id):
+                self.received.discard(packet_id)
+                return Pubcomp(packet_id)
+            case _:
+                raise AssertionError(packet)
+
+
+K = TypeVar("K", Publisher, Member)
+
+
+class Cuts(Generic[K]):
+    """The states that losses of power would have left, each with what the client knew then."""
+
+    def __init__(self, storage: MemoryStorage, known: K, *names: str) -> None:
+        """`names`: of the logs of which one may have been written without the other."""
         self._storage = storage
-        self.found: list[tuple[str, MemoryStorage, Publisher]] = []
+        self._known = known
+        self._names = names
+        self.found: list[tuple[str, MemoryStorage, K]] = []
 
-    def take(self, publisher: Publisher, moment: str) -> None:
+    @contextmanager
+    def before_each_sync(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        sync = MemoryFile.sync
+
+        def watched(file: MemoryFile) -> None:
+            self._take()
+            sync(file)
+
+        with patch.context() as patched:
+            patched.setattr(MemoryFile, "sync", watched)
+            yield
+        self._take()
+
+    def _take(self) -> None:
         folders = self._folders()
-        for kept in ("nothing", "all", "amq.topic", "__sessions"):
+        for kept in ("nothing", "all", *self._names):
 
             def fates(change: Change, kept: str = kept) -> bool:
                 if kept in ("nothing", "all") or not isinstance(change, ContentChange):
                     return kept != "nothing"
                 return change.path.startswith(folders[kept])
 
-            self.found.append((f"{moment}, {kept}", self._storage.after_power_loss(fates), deepcopy(publisher)))
+            moment = f"{len(self.found)}, {kept}"
+            self.found.append((moment, self._storage.after_power_loss(fates), deepcopy(self._known)))
 
     def _folders(self) -> dict[str, str]:
         found = {}
@@ -135,8 +180,7 @@ class Cuts:
 async def test_message_comes_once_whenever_the_power_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage()
     publisher = Publisher()
-    cuts = Cuts(storage)
-    sync = MemoryFile.sync
+    cuts = Cuts(storage, publisher, "amq.topic", "__sessions")
     async with running(tmp_path / "before", storage) as house:
         for name in ("reader", "writer"):
             client = await house.client(name, lasting=True)
@@ -149,19 +193,13 @@ async def test_message_comes_once_whenever_the_power_is_lost(tmp_path: Path, mon
         await client.send(Publish("first", b"", QoS(1), packet_id=9))
         assert await client.receive() == Puback(9)
 
-        def watched(file: MemoryFile) -> None:
-            cuts.take(publisher, f"before sync {len(cuts.found) // 4}")
-            sync(file)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(MemoryFile, "sync", watched)
+        with cuts.before_each_sync(monkeypatch):
             await client.send(publisher.publish(), publisher.publish())
             while not publisher.is_done:
                 answers = publisher.take(await client.receive())
                 # The next one goes with what ends another, whose state is written then.
                 more = [publisher.publish()] if answers and len(publisher.sent) < 6 else []
                 await client.send(*more, *answers)
-        cuts.take(publisher, "at the end")
         shutil.copytree(tmp_path / "before", tmp_path / "after")
     assert len(cuts.found) > 30
     for moment, left, known in cuts.found:
@@ -178,3 +216,41 @@ async def test_message_comes_once_whenever_the_power_is_lost(tmp_path: Path, mon
                 came.append(message.payload)
             assert came == known.sent, moment
             assert await reader.seen() == [], moment
+
+
+async def test_message_of_a_group_comes_to_one_member_once_whenever_the_power_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that both logs are written many times while the messages are on their way.
+    monkeypatch.setattr(hub, "STATE_PERIOD_S", 0.02)
+    monkeypatch.setattr(broker, "JOURNAL_PERIOD_S", 0.03)
+    storage = MemoryStorage()
+    known = Member()
+    cuts = Cuts(storage, known, "__views", "__sessions")
+    async with running(tmp_path / "before", storage) as house:
+        member, writer = await house.client("member", lasting=True), await house.client()
+        await member.send(Subscribe(1, (Subscription("$share/g/t", QoS(2)),)))
+        assert isinstance(await member.receive(), Suback)
+        await writer.send(Publish("first", b"", QoS(1), packet_id=9))
+        assert await writer.receive() == Puback(9)
+        with cuts.before_each_sync(monkeypatch):
+            for number in range(4):
+                payload = b"%d" % number
+                await writer.send(Publish("t", payload, QoS(2), packet_id=number + 1))
+                assert await writer.receive() == Pubrec(number + 1)
+                known.sent.append(payload)
+                while len(known.got) < len(known.sent) or known.received:
+                    await member.send(known.take(await member.receive()))
+        shutil.copytree(tmp_path / "before", tmp_path / "after")
+    for moment, left, story in cuts.found:
+        async with running(tmp_path / "after", left) as house:
+            member = await house.client("member", lasting=True, resumes=True)
+            writer = await house.client()
+            # Whatever the group still has comes before this one.
+            await writer.send(Publish("t", b"last", QoS(2), packet_id=1))
+            assert await writer.receive() == Pubrec(1)
+            while b"last" not in story.got or story.received:
+                await member.send(story.take(await member.receive()))
+            assert len(story.got) == len(set(story.got)), moment
+            # One that was published and not acknowledged may be among them.
+            assert set(story.sent) <= set(story.got), moment
