@@ -184,6 +184,15 @@ class LogDirectory:
         for log in stream.partitions:
             log.config = config
 
+    async def rename_stream(self, stream: Stream, *, kind: str, vhost: str, name: str) -> None:
+        """The same records under another name."""
+
+        def rename() -> None:
+            with self._editing:
+                self._save(stream, msgspec.structs.replace(stream.spec, kind=kind, vhost=vhost, name=name))
+
+        await self.env.worker.run(rename)
+
     def _save(self, stream: Stream, spec: StreamSpec) -> None:
         self.env.storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
         stream.spec = spec

@@ -43,7 +43,7 @@ class EchoDoor:
 
 
 async def open_delivery(
-    config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery
+    config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery, *, recover_metadata: bool = False
 ) -> node.Delivery:
     return node.Delivery([EchoDoor()], trio.lowlevel.checkpoint)
 

@@ -21,7 +21,6 @@ from headrace import __version__
 from headrace.config import Config
 from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
 from headrace.controller.snapshot import Snapshot
-from headrace.controller.sqlite_store import SqliteStore
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFormat
@@ -58,6 +57,7 @@ from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.server import MqttDoor, MqttListener
 from headrace.gateways.plain import PlainWords
 from headrace.kinds import Address
+from headrace.recovery import RecoveringStore, adopt_streams
 from headrace.settings import ConfigError
 
 IDENTITY = "node.json"
@@ -120,15 +120,21 @@ class Reload:
         self.apply: Callable[[Config], Awaitable[Sequence[str]]] = _nothing_to_reload
 
 
-async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery) -> Delivery:
-    """Metadata, views, doors: every door this release has; which of them open is the configuration's affair."""
+async def open_delivery(
+    config: Config, env: Env, log: LogDirectory, clean: bool, nursery: trio.Nursery, *, recover_metadata: bool = False
+) -> Delivery:
+    """Metadata, views, doors: every door this release has; which of them open is the configuration's affair.
+
+    `recover_metadata`: go on with metadata that are older than the log, and lose no stream by that.
+    """
     tls = _load_tls(config)
     for name in ("amqps", "mqtts", "wss", "https"):
         if tls is None and getattr(config.doors, name) is not None:
             _log.warning("the %s door stays closed: it needs tls.certificate and tls.key", name)
     hashing = trio.CapacityLimiter(HASHING_THREADS_MAX)
+    store = RecoveringStore(config.node.data / "meta.sqlite", env.ids.uuid, allowed=recover_metadata)
     metadata = MetadataService(
-        lambda: SqliteStore(config.node.data / "meta.sqlite", new_uuid=env.ids.uuid),
+        store.open,
         new_uuid=env.ids.uuid,
         hashing=hashing,
     )
@@ -136,6 +142,8 @@ async def open_delivery(config: Config, env: Env, log: LogDirectory, clean: bool
     if wrong := _definition_problems(config, metadata.snapshot):
         raise ConfigError(wrong)
     await metadata.seed(config.definitions)
+    if store.recovered:
+        await adopt_streams(log, metadata)
     limits = Limits(metadata.snapshot, config.limits.values())
     keys = RoutingKeys(lossy=config.mqtt.lossy_topics)
     mapping = PropertyMapping(keys)
@@ -293,12 +301,13 @@ async def run_node(
     doors: Callable[[Config, LogDirectory], Sequence[Door]] | None = None,
     tune_process: bool = True,
     opened: Callable[[Delivery], None] = lambda delivery: None,
+    recover_metadata: bool = False,
     task_status: trio.TaskStatus[Mapping[str, Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `stop` is set, then drain and return. Started = every open door accepts; its value is where.
 
     `tune_process`: the process is the broker's own, and its collector of garbage is set up for it. `opened` is told
-    what serves clients, before anybody is served.
+    what serves clients, before anybody is served. `recover_metadata`: as for `open_delivery`.
 
     Raises what the log raises when the disk can no longer be trusted; the directory then counts as unclean.
     """
@@ -314,7 +323,7 @@ async def run_node(
             if tune_process:
                 nursery.start_soon(_collect_garbage, env)
             if doors is None:
-                delivery = await open_delivery(config, env, log, clean, nursery)
+                delivery = await open_delivery(config, env, log, clean, nursery, recover_metadata=recover_metadata)
             else:
                 delivery = Delivery(doors(config, log), trio.lowlevel.checkpoint)
             opened(delivery)

@@ -19,6 +19,7 @@ import trio
 
 from headrace import __version__
 from headrace.config import Config, load_config
+from headrace.controller.errors import MetadataRegressed
 from headrace.core_log.env import Env
 from headrace.core_log.errors import StorageError
 from headrace.core_log.real import real_env
@@ -32,17 +33,19 @@ _log = logging.getLogger(__name__)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-def _serve(config: Path | None, **flags: str | None) -> None:
+def _serve(config: Path | None, recover_metadata: bool, **flags: str | None) -> None:
     overrides = {parameter.replace("__", "."): text for parameter, text in flags.items() if text is not None}
     load = partial(load_config, config, os.environ, overrides)
     loaded = load()
     configure_logging(loaded.log.level, loaded.log.format)
     os.umask(0o077)  # what is kept here are other people's messages: for this user's eyes only
     try:
-        trio.run(_run, loaded, load)
+        trio.run(_run, loaded, load, recover_metadata)
     except* StorageError as group:
         for error in causes(group):  # files are named relative to the data directory
             error.add_note(f"data directory {loaded.node.data.absolute()}")
+            if isinstance(error, MetadataRegressed):
+                error.add_note("headrace serve --recover-metadata, once")
         raise
 
 
@@ -53,6 +56,11 @@ serve = click.Command(
     params=[
         click.Option(
             ["--config"], type=click.Path(path_type=Path), help="TOML file; every key is in docs/configuration.md"
+        ),
+        click.Option(
+            ["--recover-metadata"],
+            is_flag=True,
+            help="Go on with a meta.sqlite that is older than the log; streams that it does not know become topics.",
         ),
         *(
             click.Option(
@@ -67,7 +75,7 @@ serve = click.Command(
 )
 
 
-async def _run(config: Config, load: Callable[[], Config]) -> None:
+async def _run(config: Config, load: Callable[[], Config], recover_metadata: bool) -> None:
     stop = trio.Event()
     reload = Reload()
     _log.info("starting", extra={"version": __version__, "data": config.node.data, "pid": os.getpid()})
@@ -75,7 +83,9 @@ async def _run(config: Config, load: Callable[[], Config]) -> None:
         async with trio.open_nursery() as outer:
             outer.start_soon(_obey, signals, stop, _Reloader(config, load, reload), outer)
             async with trio.open_nursery() as running:
-                start = partial(run_node, config, _env(config), stop=stop, reload=reload)
+                start = partial(
+                    run_node, config, _env(config), stop=stop, reload=reload, recover_metadata=recover_metadata
+                )
                 bound: Mapping[str, Address] = await running.start(start)
                 if not stop.is_set():
                     print(" ".join(("ready", *(f"{name}={address}" for name, address in bound.items()))), flush=True)
