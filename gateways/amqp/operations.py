@@ -48,6 +48,7 @@ from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.queue import Queue, View
 from headrace.gateways.delivery.reading import sequence_at
 from headrace.gateways.delivery.routing import DELAYED_EXCHANGE, ExchangeKind
+from headrace.gateways.delivery.transfers import DEAD_LETTER_END
 from headrace.gateways.delivery.vhost import VirtualHost
 
 Handler = Callable[[Channel, Any], Awaitable[None]]
@@ -299,6 +300,9 @@ class Operations:
             if arguments.dead_letter_exchange is not None:
                 self._demand(Operation.READ, "queue", name)
                 self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
+            elif arguments.retry.max is not None:
+                # What fails its last attempt makes it.
+                self._demand(Operation.CONFIGURE, "queue", name + DEAD_LETTER_END)
             if not method.durable or method.exclusive:
                 _refuse_log_settings(arguments.stream, resource("queue", name, host.name))
             if arguments.stream.partitions is not None:

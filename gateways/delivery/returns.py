@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.outbox import TargetPartition
 from headrace.delay.fire import DueRun
-from headrace.gateways.delivery.delayed_duty import Duty
+from headrace.delay.parked import Page
+from headrace.gateways.delivery.delayed_duty import Duty, DutyKind, encode_duty
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.retry import times_in
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
@@ -35,6 +36,14 @@ class Returns:
 
     def _log(self, duty: Duty, queue: Queue) -> PartitionLog:
         return self._broker.own_log(queue, duty.vhost) if queue.durable else self._broker.transient_log
+
+    def waiting_count(self, vhost: str, queue: Queue) -> int:
+        """How many records of a queue wait for another attempt."""
+        return self._broker.delayed.delays.count(encode_duty(_duty(vhost, queue)))
+
+    async def waiting(self, vhost: str, queue: Queue, *, after: str | None = None, limit: int = 100) -> Page:
+        """Those records, by when they are due; `after` is the cursor of the page before."""
+        return await self._broker.delayed.delays.list(target=encode_duty(_duty(vhost, queue)), after=after, limit=limit)
 
     def place(self, duty: Duty, key: bytes) -> TargetPartition | None:
         queue = self._queue(duty)
@@ -70,6 +79,10 @@ class Returns:
         self.returned_count += int(log.end) - int(before)
         log.when_committed(reached, done)
         broker.on_ready()
+
+
+def _duty(vhost: str, queue: Queue) -> Duty:
+    return Duty(DutyKind.RETRY, vhost, queue.name, queue.view_id)
 
 
 def _alike(run: DueRun) -> Iterator[tuple[int, int, int | None, int]]:

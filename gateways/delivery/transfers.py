@@ -51,9 +51,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # What a queue's own dead-letter queue is called, behind the queue's name.
-DEAD_LETTER_STREAM = ".dlq"
+DEAD_LETTER_END = ".dlq"
 # What found no room, or at-least-once found no way for, is tried again after so long.
 RETRY_S = 1.0
+# The same for a dead-letter queue that cannot be made.
+GRAVE_RETRY_S = 10.0
 # The journal of transfers is written as soon as there are any, but the larger the states the less often.
 JOURNAL_BYTES_PER_S = 32 * 1024 * 1024
 JOURNAL_PAUSE_MIN_S = 0.001
@@ -105,7 +107,7 @@ class Way(Enum):
 
     # Nobody would get it.
     NONE = auto()
-    # Its stream has to be made first.
+    # Its queue has to be made first.
     NOT_YET = auto()
     # It is of no use to anybody.
     GONE = auto()
@@ -229,7 +231,7 @@ class Transfers:
         self._waiting: dict[Queue, list[Waiting]] = {}
         # Journalled, in the order of their numbers; without a transfer: not numbered.
         self._to_send: deque[tuple[Queue, Move, Transfer[Move] | None]] = deque()
-        # Dead-letter streams to be made.
+        # Dead-letter queues to be made.
         self._graves: dict[tuple[VirtualHost, str], None] = {}
         self._dig = trio.Event()
         self._sending = False
@@ -424,8 +426,8 @@ class Transfers:
         return Letter(grave, attributes, tags, key, stamped, batch.values[index], headers)
 
     def _grave(self, host: "VirtualHost", queue: Queue, tags: Tags) -> "Target | None":
-        """The queue's own dead-letter stream; None: it has to be made first."""
-        name = queue.name + DEAD_LETTER_STREAM
+        """The queue's own dead-letter queue; None: it has to be made first."""
+        name = queue.name + DEAD_LETTER_END
         found = host.queues.get(name)
         if found is None:
             self._graves[host, name] = None
@@ -736,11 +738,13 @@ class Transfers:
         while True:
             await self._dig.wait()
             self._dig = trio.Event()
-            await self.make_graves()
+            if not await self.make_graves():
+                await self._broker.env.clock.sleep(GRAVE_RETRY_S)
 
-    async def make_graves(self) -> None:
-        """Make the dead-letter streams that are missing, and send what waits for them."""
+    async def make_graves(self) -> bool:
+        """Make the dead-letter queues that are missing, and send what waits for them; False if one cannot be made."""
         graves, self._graves = self._graves, {}
+        made = True
         for host, name in graves:
             # An ordinary queue: nothing in it is let go of before somebody has dealt with it (redrive.py), its count is
             # what is left to be dealt with, and what it once held can still be read by offset.
@@ -749,10 +753,11 @@ class Transfers:
                 await host.declare_queue(name, settings, durable=True)
             except (Refused, DiskFull) as error:
                 _log.warning(
-                    "a dead-letter stream cannot be made yet", extra={"vhost": host.name, "queue": name, "why": error}
+                    "a dead-letter queue cannot be made yet", extra={"vhost": host.name, "queue": name, "why": error}
                 )
-                self._stuck.set()
+                made = False
         self.try_again()
+        return made
 
     def try_again(self) -> None:
         """Send what found no room, and look for a way for what had none."""

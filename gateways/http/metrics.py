@@ -142,7 +142,7 @@ def _of_node(door: "HttpDoor") -> Iterator[Metric]:
     yield _counter("unroutable", "Messages that no queue got", broker.unroutable_count)
     transfers = broker.transfers
     for name, text, counts in (
-        ("dead_letters", "Messages moved to a dead-letter exchange or stream", transfers.dead_letters),
+        ("dead_letters", "Messages moved to a dead-letter exchange or queue", transfers.dead_letters),
         ("retries", "Failed attempts that are followed by another", transfers.retries),
         ("retries_exhausted", "Failed attempts that were the last", transfers.exhausted),
     ):

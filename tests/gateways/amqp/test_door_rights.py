@@ -45,7 +45,7 @@ write = ".*"
 read = ".*"
 [[permissions]]
 user = "bob"
-configure = "^bob"
+configure = "^bob|^exact$"
 write = "^bob"
 read = "^bob"
 [[permissions]]
@@ -122,6 +122,11 @@ QUEUE, EXCHANGE = "queue 'ann.q' in vhost '/'", "exchange 'ann.x' in vhost '/'"
             lambda one: one.queue_declare("bob.2", arguments={"x-dead-letter-exchange": "ann.x"}),
             f"write access to {EXCHANGE}",
             id="dead-letter exchange",
+        ),
+        pytest.param(
+            lambda one: one.queue_declare("exact", arguments={"x-retry-max": 1}),
+            "configure access to queue 'exact.dlq'",
+            id="dead-letter queue",
         ),
         pytest.param(
             lambda one: one.exchange_declare("bob.x2", arguments={"alternate-exchange": "ann.x"}),

@@ -1,4 +1,4 @@
-"""Retries and dead-letter streams with a real client, over kill -9: each message fails its attempts and dies once."""
+"""Retries and dead-letter queues with a real client, over kill -9: each message fails its attempts and dies once."""
 
 from collections import Counter
 from typing import Any
@@ -30,11 +30,11 @@ def wait_for(channel: BlockingChannel, queue: str) -> Got:
     return found[0]
 
 
-def read(channel: BlockingChannel, stream: str, count: int) -> list[Got]:
-    """The first messages of a stream, which is made when it is first needed."""
-    eventually(lambda: is_there(channel.connection, stream))
+def read(channel: BlockingChannel, queue: str, count: int) -> list[Got]:
+    """The first messages of a queue, which is made when it is first needed."""
+    eventually(lambda: is_there(channel.connection, queue))
     channel.basic_qos(prefetch_count=1000)
-    inbox = Inbox(channel, stream, arguments={"x-stream-offset": "first"})
+    inbox = Inbox(channel, queue, arguments={"x-stream-offset": "first"})
     inbox.wait(count)
     channel.basic_cancel(inbox.tag)
     return inbox.quiet()
@@ -79,7 +79,7 @@ def test_headers_exchange_sorts_the_dead_by_why_they_died(channel: BlockingChann
     assert bodies(channel, f"{name}.delivery_limit") == [b"crashed"]
 
 
-def test_dead_letter_stream_outlives_its_queue(channel: BlockingChannel, name: str) -> None:
+def test_dead_letter_queue_outlives_its_queue(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments={"x-retry-max": 0})
     publish(channel, name, b"job", delivery_mode=2)
     channel.basic_reject(wait_for(channel, name).tag, requeue=False)

@@ -119,7 +119,7 @@ async def test_last_attempt_leads_to_the_dead_letter_exchange(autojump_clock: Mo
         assert transfers.dead_letters == {Reason.REJECTED: 1}
 
 
-async def test_last_attempt_leads_to_the_queues_own_stream_where_no_exchange_is_named(
+async def test_last_attempt_leads_to_the_queues_own_dead_letter_queue_where_no_exchange_is_named(
     autojump_clock: MockClock,
 ) -> None:
     house = House()
@@ -131,7 +131,7 @@ async def test_last_attempt_leads_to_the_queues_own_stream_where_no_exchange_is_
             work.reject(got(work))
         await trio.sleep(1)
         found = running.host.queue("work.dlq")
-        assert (found.settings.stream, found.durable, found.ready_count) == (True, True, 2)
+        assert (found.settings.stream, found.durable, found.ready_count) == (False, True, 2)
         record, _other = buried(running, "work.dlq")
         assert (record.value, record.key) == (b"0", b"jobs.eu")
         headers = headers_of(record)
@@ -144,7 +144,9 @@ async def test_last_attempt_leads_to_the_queues_own_stream_where_no_exchange_is_
         assert running.host.queue("work.dlq").ready_count == 2
 
 
-async def test_delivery_limit_ends_in_the_queues_own_stream_and_never_nowhere(autojump_clock: MockClock) -> None:
+async def test_delivery_limit_ends_in_the_queues_own_dead_letter_queue_and_never_nowhere(
+    autojump_clock: MockClock,
+) -> None:
     async with House().broker() as running:
         work = await running.declare("work", queue_type="quorum", delivery_limit=1)
         await running.publish("work", b"poison")
@@ -211,6 +213,35 @@ async def test_queue_that_is_not_durable_retries_too(autojump_clock: MockClock) 
         work.reject(got(work))
         await trio.sleep(11)
         assert headers_of(record_of(got(work)))["x-attempt"] == 2
+
+
+async def test_what_waits_is_counted_and_listed_by_its_queue(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work, other = await running.declare("work", **FIXED), await running.declare("other", **FIXED)
+        await running.publish("work", b"0", b"1")
+        await running.publish("other", b"2")
+        for queue in (work, work, other):
+            queue.reject(got(queue))
+        await trio.sleep(1)
+        returns = running.broker.returns
+        assert (returns.waiting_count("/", work), returns.waiting_count("/", other)) == (2, 1)
+        page = await returns.waiting("/", work)
+        assert sorted(one.value for one in page.records) == [b"0", b"1"]
+        await trio.sleep(11)
+        assert returns.waiting_count("/", work) == 0
+
+
+async def test_dead_letter_queue_that_cannot_be_made_yet_keeps_its_dead_waiting(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", retry_max=0)
+        running.broker.queues_max = lambda vhost: 1
+        await running.publish("work", b"job")
+        work.reject(got(work))
+        await trio.sleep(30)
+        assert (work.unacked_count, list(running.host.queues)) == (1, ["work"])
+        running.broker.queues_max = lambda vhost: None
+        await trio.sleep(30)
+        assert (work.unacked_count, running.host.queue("work.dlq").ready_count) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(12))
