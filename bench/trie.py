@@ -3,7 +3,8 @@
 Subscriptions are of devices: exact topics of four levels, each with its own last one, and one in ten with a wildcard in
 the middle. Matched are exact topics that the cache does not know, in CPU time, and counted are the nodes that a match
 looks at; of the million those are spread over all of them. Memory is what the process grows by for the trie, and what
-is allocated for whole bindings of a topic exchange and subscriptions of an MQTT session. The cache's answers are timed beside that.
+is allocated for whole bindings of a topic exchange and subscriptions of an MQTT session. The cache's answers are timed
+beside that.
 """
 
 import gc
