@@ -22,12 +22,6 @@ class DutyKind(IntEnum):
     PUBLISH = 1
     # Bring the record back to the queue or group `name`, which is the view `view`, and to nobody else.
     RETRY = 2
-    # Publish the will of the MQTT session whose client id is the key.
-    WILL = 3
-    # End the MQTT session whose client id is the key.
-    SESSION = 4
-    # Delete the queue whose name is the key, if nobody has used it.
-    QUEUE = 5
     # A run of the schedule `name`: publish, and park the next run.
     SCHEDULE = 6
     # Append to the created topic `name`; the record is the message.

@@ -2,7 +2,7 @@
 
 An id is the one its publisher gave (`x-schedule-id`, `schedule_id`), or the broker's. To look at messages needs the
 right to read the exchange they are for (or the queue they return to), to cancel or reschedule them the right to write
-to it. What the broker parks for itself is counted only; runs of schedules are seen and changed through them.
+to it. Runs of schedules are counted here, and seen and changed through their schedules.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,7 +29,7 @@ LIMIT_MAX = 1000
 PAGES_MAX = 20
 _MS_MAX = 2**53
 
-Kind = Literal["publish", "retry", "will", "session", "queue", "schedule", "topic"]
+Kind = Literal["publish", "retry", "schedule", "topic"]
 
 
 class MessagePath(Parameters, frozen=True, kw_only=True):
@@ -118,12 +118,8 @@ def _kind(duty: Duty) -> Any:
 
 
 def _may(visitor: Visitor, right: Right, duty: Duty) -> bool:
-    match duty.kind:
-        case DutyKind.WILL | DutyKind.SESSION | DutyKind.QUEUE | DutyKind.SCHEDULE:
-            # Nobody's messages, or seen elsewhere.
-            return False
-        case _:
-            return visitor.may(right, duty.vhost, duty.name)
+    # Runs of schedules are seen elsewhere.
+    return duty.kind is not DutyKind.SCHEDULE and visitor.may(right, duty.vhost, duty.name)
 
 
 def _shown(door: "HttpDoor", one: Pending, *, base64: bool) -> DelayedMessage:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Protocol
 
 import trio
@@ -17,7 +18,7 @@ import trio
 from headrace.core_log.config import LogConfig
 from headrace.core_log.errors import DiskFull, HeadraceError, OffsetOutOfRange
 from headrace.core_log.log import PartitionLog
-from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, RecordBatch
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, Producer, RecordBatch
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.delay.wheel import Timer
 from headrace.filtering.expression import parse
@@ -60,6 +61,7 @@ _log = logging.getLogger(__name__)
 EXCHANGE = "amq.topic"
 SYS = PREFIX.encode()
 STATE_PERIOD_S = 1.0
+WILL_RETRY_S = 5.0
 GATHER_S = 0.05
 GATHERS_MAX = 40
 # A start reads so many records again at most, and those of the last second.
@@ -554,7 +556,9 @@ class Hub:
             session.user = user
             self.sessions[client_id] = session
         self._cancel_timer(self._expiries, session)
+        # [MQTT-3.1.3-9] A client that is back in time takes back what was to be published for it.
         self._cancel_timer(self._wills, session)
+        session.will = None
         session.expiry_s = expiry_s
         session.asleep_since_us = 0
         self.owners[session] = owner
@@ -614,27 +618,25 @@ class Hub:
         self._uncommitted.pop(session, None)
         session.detach(self.log.end)
         session.will = will
-        delay_s = 0
-        if will is not None:
-            delay_s = will.properties.will_delay_interval or 0
-            if session.expiry_s is not None:
-                delay_s = min(delay_s, session.expiry_s)
-        if will is not None and not delay_s:
+        if will is not None and not (will.properties.will_delay_interval and session.outlives):
             self._publish_will(session)
-        elif will is not None:
-            self._wills[session] = self.broker.timers.after(delay_s, lambda: self._publish_will(session))
         if not session.outlives:
             self.end(session)
             return
         session.asleep_since_us = self.broker.env.clock.wall_us()
         self._changed(session, False)
-        self._expire_later(session)
+        self._wake_later(session)
 
-    def _expire_later(self, session: Session) -> None:
+    def _wake_later(self, session: Session) -> None:
+        """A session fell asleep, perhaps before the broker was down: its will and its end come at their times, or now
+        where those have passed."""
+        slept_s = (self.broker.env.clock.wall_us() - session.asleep_since_us) / 1_000_000
+        after = self.broker.timers.after
+        if session.will is not None:
+            delay_s = session.will.properties.will_delay_interval or 0
+            self._wills[session] = after(max(0.0, delay_s - slept_s), lambda: self._publish_will(session))
         if session.expiry_s is not None:
-            slept_s = (self.broker.env.clock.wall_us() - session.asleep_since_us) / 1_000_000
-            left_s = max(0.0, session.expiry_s - slept_s)
-            self._expiries[session] = self.broker.timers.after(left_s, lambda: self.end(session))
+            self._expiries[session] = after(max(0.0, session.expiry_s - slept_s), lambda: self.end(session))
 
     def end(self, session: Session) -> None:
         """The session is over, and its will with it [MQTT-3.1.2-10]."""
@@ -687,23 +689,60 @@ class Hub:
         if session.outlives:
             self._changed(session, False)
         # Rights may have been taken since CONNECT (M7).
-        if not self.shared.may_publish(session.user, self.host.name, will.topic, session.client_id):
-            _log.warning("a will was not published: its client may no longer", extra={"client": session.client_id})
-            return
-        blob = encode_blob(replace(will.properties, will_delay_interval=None))
         try:
-            self.publish(
-                [will.topic.encode()],
-                [blob],
-                [will.payload],
-                qos=int(will.qos),
-                retain=will.retain,
-                version=Version.V5,
-                origin=session.origin,
-            )
+            blob = encode_blob(replace(will.properties, will_delay_interval=None))
+            topic, late = self.parking.read(will.topic.encode(), blob)
+            if not self.shared.may_publish(session.user, self.host.name, topic.decode(), session.client_id):
+                _log.warning("a will was not published: its client may no longer", extra={"client": session.client_id})
+                return
+            if late is not None:
+                self.parking.park(
+                    late,
+                    blob,
+                    will.payload,
+                    qos=int(will.qos),
+                    retain=will.retain,
+                    version=Version.V5,
+                    origin=session.origin,
+                    tags=self.shared.scans.of(blob).tags,
+                )
+            elif session.asleep_since_us:
+                self._publish_kept_will(session, topic, blob, will)
+            else:
+                self.publish(
+                    [topic],
+                    [blob],
+                    [will.payload],
+                    qos=int(will.qos),
+                    retain=will.retain,
+                    version=Version.V5,
+                    origin=session.origin,
+                )
+        except DiskFull:
+            session.will = will
+            self._wills[session] = self.broker.timers.after(WILL_RETRY_S, lambda: self._publish_will(session))
         except HeadraceError as error:
             _log.warning("a will was not published: %s", error, extra={"client": session.client_id})
         self.broker.on_ready()
+
+    def _publish_kept_will(self, session: Session, topic: bytes, blob: bytes, will: Will) -> None:
+        """One that stands in the session's state: it may come up again after a crash, and is published once (M7)."""
+        moment = f"{self.host.name}\0{session.client_id}\0{session.asleep_since_us}"
+        # Client ids are the clients' to choose: a hash that cannot be made to collide.
+        producer = Producer(blake2b(moment.encode(), digest_size=16).digest(), 0, 0)
+        attributes = int(Vocabulary.MQTT_5) | int(will.qos) << QOS_SHIFT | (RETAIN if will.retain else 0)
+        attributes |= PERSISTENT if will.qos else 0
+        target = self._target(self.shared.keys.key_of(topic), blob, attributes)
+        full = [queue for queue in target.byte_limits if not queue.admits(1, len(will.payload))]
+        self.broker.publish_once(
+            _not_for(target, full) if full else target,
+            producer,
+            [blob],
+            [will.payload],
+            attributes=attributes,
+            expiry_us=self._expiry_us(blob),
+        )
+        self.tally.published += 1
 
     def _cancel_timer(self, timers: dict[Session, Timer[Callable[[], None]]], session: Session) -> None:
         timer = timers.pop(session, None)
@@ -885,10 +924,7 @@ class Hub:
             session.sent_below = int(self.log.end)
             session.asleep_since_us = self.broker.env.clock.wall_us()
             self._changed(session, False)
-        if session.will is not None:
-            delay_s = session.will.properties.will_delay_interval or 0
-            self._wills[session] = self.broker.timers.after(delay_s, lambda: self._publish_will(session))
-        self._expire_later(session)
+        self._wake_later(session)
         return session
 
     def set_right(self, noted_to: int) -> None:
