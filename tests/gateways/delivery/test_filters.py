@@ -249,6 +249,7 @@ def test_long_backlog_without_a_match_is_gone_through_in_several_turns(monkeypat
 class One:
     value: bytes
     tags: tuple[str, ...]
+    priority: int = 0
     # Where it is: None, ready; else its consumer, or "gone".
     at: object = None
     came_back: bool = False
@@ -273,7 +274,8 @@ class Course:
         self.naive = Naive()
         self.takers: dict[Taker, str | None] = {}
         self.number = 0
-        self.last_of: dict[Taker, int] = {}
+        self.last_of: dict[tuple[Taker, int], int] = {}
+        self.left_count = 0
 
     @property
     def queue(self) -> Queue:
@@ -292,8 +294,9 @@ class Course:
             tags = tuple(sorted(self.random.sample(("eu", "us", "vip"), self.random.randrange(0, 3))))
             value = b"%d" % self.number
             self.number += 1
-            self.naive.records[value] = One(value, tags)
-            self.house.send((value.decode(), " ".join(tags)))
+            priority = self.random.randrange(3) if self.queue.settings.priority_max else 0
+            self.naive.records[value] = One(value, tags, priority)
+            self.house.send((value.decode(), " ".join(tags)), priority=priority)
 
     def foreign(self) -> None:
         self.house.send_to_others(self.random.randrange(1, 5))
@@ -313,8 +316,9 @@ class Course:
             assert one.at is None, f"{value!r} was delivered and is with {one.at}"
             assert wanted is None or parse(wanted).matches(one.tags), f"{value!r} {one.tags} for {wanted}"
             if not one.came_back:
-                assert int(value) > self.last_of.get(taker, -1), f"{value!r} after {self.last_of[taker]}"
-                self.last_of[taker] = int(value)
+                last = self.last_of.get((taker, one.priority), -1)
+                assert int(value) > last, f"{value!r} after {last}"
+                self.last_of[taker, one.priority] = int(value)
             one.at = taker
 
     def leave(self) -> None:
@@ -369,7 +373,7 @@ class Course:
             assert not ready
             return
         (value,) = values_of(stretch)
-        assert value == ready[0].value
+        assert value == max(ready, key=lambda one: (one.priority, -int(one.value))).value
         self.naive.records[value].at = "gone"
         self.queue.settle(stretch)
 
@@ -384,11 +388,25 @@ class Course:
         """What is in memory of the log is gone: it is read from its files."""
         self.house.log._tail.clear()
 
+    def note_unmatched(self) -> None:
+        """What left because nobody wants it is wanted by nobody; and where all have seen everything, it has left."""
+        wanted = set(self.takers.values())
+        for value, reason in self.house.left[self.left_count :]:
+            if reason is Reason.UNMATCHED:
+                one = self.naive.records[value]
+                assert wanted and not any(text is None or parse(text).matches(one.tags) for text in wanted)
+                one.at = "gone"
+        self.left_count = len(self.house.left)
+        all_seen = wanted and None not in wanted and all(taker.room() > 0 for taker in self.takers)
+        if all_seen and self.queue.settings.filter_unmatched is Unmatched.DEAD_LETTER:
+            assert not self.naive.ready()
+
     def check(self) -> None:
+        self.note_unmatched()
         ready = self.naive.ready()
         held = sum(1 for one in self.naive.records.values() if isinstance(one.at, Taker))
         assert (self.queue.ready_count, self.queue.unacked_count) == (len(ready), held)
-        for taker, wanted in self.takers.items():
+        for taker, wanted in list(self.takers.items())[: 1 if self.queue.settings.single_active_consumer else None]:
             if taker.room() > 0:
                 left = [one.value for one in ready if wanted is None or parse(wanted).matches(one.tags)]
                 assert not left, f"{wanted} has room for {left}"
@@ -411,6 +429,29 @@ def test_any_course_of_filters_consumers_and_returns_is_that_of_a_naive_queue(
         monkeypatch.setattr(lanes, "EXTENTS_MAX", 4)
     course = Course(seed)
     for _ in range(120):
+        course.step()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"priority_max": 2},
+        {"single_active_consumer": True},
+        {"filter_unmatched": Unmatched.DEAD_LETTER},
+        {"filter_unmatched": Unmatched.DEAD_LETTER, "priority_max": 2},
+    ],
+    ids=str,
+)
+def test_any_course_holds_for_other_queues_too(
+    seed: int, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "WINDOW_COUNT_MAX", 5)
+    monkeypatch.setattr(lanes, "REFILL_BYTES", 200)
+    monkeypatch.setattr(lanes, "REFILL_BYTES_MIN", 200)
+    monkeypatch.setattr(scan, "READ_BYTES", 300)
+    course = Course(seed, **settings)
+    for _ in range(80):
         course.step()
 
 
