@@ -7,6 +7,7 @@ consumers get them like any other. A batch is checked as a whole before any of i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import trio
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 BATCH_MAX = 10_000
 ROUTING_KEY_BYTES_MAX = 255
+# So many messages are looked at, or published, before others on the loop get a turn: a few milliseconds.
+_PER_TURN = 200
 _SEQUENCE_MAX = 2**63 - 2
 _DELAY_MS_MAX = 2**53
 
@@ -125,15 +128,10 @@ async def publish_messages(call: Call[TopicPath, PublishQuery, NewMessage | list
     _check_alarms(door)
     messages = [call.body] if isinstance(call.body, NewMessage) else call.body
     batch = _Batch(door, call.visitor, place)
-    ready = batch.checked(messages)
-    # Without an await from here to the commit: rights, routes and partitions are those that were checked.
-    try:
-        refused = batch.publish(ready)
-        committed = batch.when_committed()
-    finally:
-        door.turn.soon()
+    ready = await batch.checked(messages)
+    refused = await batch.publish(ready)
     if call.query.acks != "0":
-        await committed()
+        await batch.committed()
     if refused is not None:
         raise refused
     return Reply(PublishedAll(results=batch.results))
@@ -169,21 +167,26 @@ class _Batch:
         self._host: VirtualHost = door.broker.vhosts[place.vhost]
         self._exchange = DEFAULT_EXCHANGE if place.kind is TopicKind.QUEUE else place.name
         self._targets: dict[tuple[bytes, Tags], Target] = {}
+        self._known_tags: dict[tuple[str, ...], Tags] = {(): ()}
         # The partition of all records without a key: neighbours stay neighbours.
         self._keyless: int | None = None
-        # Logs that must be committed, each up to where.
-        self._logs: dict[PartitionLog, int] = {}
+        # Logs that must be committed.
+        self._logs: set[PartitionLog] = set()
+        # One for each message, by its index.
         self.results: list[Published] = []
+        self._rights = self._user_version()
 
     # -- checking -------------------------------------------------------------------------------------------------
 
-    def checked(self, messages: Sequence[NewMessage]) -> list[_Ready]:
+    async def checked(self, messages: Sequence[NewMessage]) -> list[_Ready]:
         if self._place.kind is not TopicKind.TOPIC:
             found = self._host.router.exchange(self._exchange)
             if found is not None and found.internal:
                 raise Problem(Code.FORBIDDEN, f"cannot publish to internal exchange '{self._exchange}'")
         ready = []
         for index, message in enumerate(messages):
+            if index % _PER_TURN == _PER_TURN - 1:
+                await trio.lowlevel.checkpoint()
             try:
                 ready.append(self._checked(index, message))
             except Problem as problem:
@@ -200,7 +203,7 @@ class _Batch:
     def _checked(self, index: int, message: NewMessage) -> _Ready:
         key = octets(message.key, message.key_encoding)
         value = value_octets(message.value, message.encoding)
-        tags = collect(message.tags)
+        tags = self._tags(message.tags)
         numbered = self._producer(message)
         due_us, schedule_id = self._due(message)
         if self._place.kind is TopicKind.TOPIC:
@@ -226,7 +229,7 @@ class _Batch:
         properties = self._door.words.write(
             message.headers, content_type=content_type, tags=tags, persistent=message.persistent
         )
-        target = self._target(key, properties, tags)
+        target = self._target(key, properties, tags, message.headers.get("CC", ()))
         return _Ready(
             index,
             key,
@@ -242,6 +245,10 @@ class _Batch:
 
     def _due(self, message: NewMessage) -> tuple[int, bytes]:
         """When it is due, and its id; (0, b""): now."""
+        if message.delay_ms is None and message.deliver_at is None:
+            if message.schedule_id is not None:
+                raise Invalid("schedule_id is for messages with delay_ms or deliver_at")
+            return 0, b""
         now_us = self._broker.env.clock.wall_us()
         try:
             due_us = due_us_of(now_us, message.delay_ms, message.deliver_at)
@@ -256,6 +263,14 @@ class _Batch:
         if message.partition is not None:
             raise Invalid("partition cannot be given for a delayed message: its key decides when it is due")
         return due_us, wanted or str(self._broker.env.ids.uuid()).encode()
+
+    def _tags(self, listed: list[str]) -> Tags:
+        """Most messages of a batch have the tags of others."""
+        key = tuple(listed)
+        tags = self._known_tags.get(key)
+        if tags is None:
+            tags = self._known_tags[key] = collect(key)
+        return tags
 
     def _producer(self, message: NewMessage) -> Producer | None:
         if message.producer_id is None and message.sequence is None:
@@ -277,21 +292,23 @@ class _Batch:
             self._keyless = topics.next_partition(place)
         return self._keyless
 
-    def _target(self, key: bytes, properties: bytes, tags: Tags) -> Target:
+    def _target(self, key: bytes, properties: bytes, tags: Tags, copies: Sequence[str]) -> Target:
         if self._place.kind is TopicKind.QUEUE:
             # The queue that was named, whatever the key; its routing key is its name.
             key = self._place.name.encode("utf-8", "surrogateescape")
         if len(key) > ROUTING_KEY_BYTES_MAX:
             raise Invalid(f"a routing key of {len(key)} bytes is longer than {ROUTING_KEY_BYTES_MAX}")
         known = self._targets.get((key, tags))
-        headers, copies = self._broker.fields_of(properties)
-        if known is not None and not known.route.reads_message and not copies:
+        if known is not None and not known.route.reads_message and not copies and self._host.is_current(known):
             return known
         text = key.decode("utf-8", "surrogateescape")
         for one in (text, *copies):
             self._check_key(one)
-        target = self._host.target(self._exchange, key, [text, *copies], lambda: headers, None, tags)
-        self._targets[key, tags] = target
+        target = self._host.target(
+            self._exchange, key, [text, *copies], lambda: self._broker.fields_of(properties)[0], None, tags
+        )
+        if not copies:
+            self._targets[key, tags] = target
         return target
 
     def _check_key(self, key: str) -> None:
@@ -304,8 +321,48 @@ class _Batch:
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
-    def publish(self, ready: Sequence[_Ready]) -> Problem | None:
+    async def publish(self, ready: Sequence[_Ready]) -> Problem | None:
         """All of them, or up to the one that was refused; then the problem."""
+        self.results = [Published()] * len(ready)
+        if self._place.kind is TopicKind.TOPIC and not any(one.producer or one.due_us for one in ready):
+            # Nobody can tell in which order partitions got theirs, and each gets them in few appends.
+            ready = sorted(ready, key=attrgetter("partition"))
+        try:
+            for first in range(0, len(ready), _PER_TURN):
+                if first:
+                    self._door.turn.soon()
+                    await trio.lowlevel.checkpoint()
+                part = ready[first : first + _PER_TURN]
+                refused = self._still_lawful(part) or self._publish(part)
+                if refused is not None:
+                    return refused
+        finally:
+            self._door.turn.soon()
+        return None
+
+    def _still_lawful(self, ready: Sequence[_Ready]) -> Problem | None:
+        """Others had their turn since it was looked at."""
+        visitor, place, first = self._visitor, self._place, ready[0].index
+        if not self._door.topics.is_there(place):
+            return Problem(Code.NOT_FOUND, f"'{place.public_name}' was deleted meanwhile", index=first)
+        version = self._user_version()
+        if version != self._rights:
+            self._rights = version
+            try:
+                visitor.require(Right.WRITE, place.vhost, self._exchange)
+                for one in ready if place.kind is TopicKind.EXCHANGE else ():
+                    first = one.index
+                    self._check_key(one.key.decode("utf-8", "surrogateescape"))
+            except Problem as problem:
+                return problem.at(first)
+        return None
+
+    def _user_version(self) -> int | None:
+        """Moves with every change of the user's rights."""
+        user = self._broker.metadata.snapshot.users.get(self._visitor.name)
+        return None if user is None else user.version
+
+    def _publish(self, ready: Sequence[_Ready]) -> Problem | None:
         first = 0
         while first < len(ready):
             last = first + 1
@@ -352,13 +409,13 @@ class _Batch:
             producer=one.producer,
         )
         if one.persistent:
-            self._logs[intake] = int(intake.end)
+            self._logs.add(intake)
         if intake.end == before:
-            self.results.append(Published(duplicate=True))
+            self.results[one.index] = Published(duplicate=True)
             return
-        self.results += [
-            Published(schedule_id=item.id.decode("utf-8", "replace"), deliver_at=time_text(item.due_us)) for item in run
-        ]
+        for item in run:
+            told = item.id.decode("utf-8", "replace")
+            self.results[item.index] = Published(schedule_id=told, deliver_at=time_text(item.due_us))
 
     def _append(self, run: Sequence[_Ready]) -> None:
         """To a created topic."""
@@ -374,33 +431,29 @@ class _Batch:
             appended = log.append(*columns, timestamp_us=now_us, attributes=attributes, tags=one.tags, headers=headers)
             assert appended.run is not None
             first = appended.run.batch.offset_at(appended.run.first)
-            self.results += [Published(partition=log.partition, offset=first + place) for place in range(len(run))]
-            reached = int(appended.next_offset)
+            for place, item in enumerate(run):
+                self.results[item.index] = Published(partition=log.partition, offset=first + place)
         else:
             (written,) = log.append_once(
                 one.producer, *columns, timestamp_us=now_us, attributes=attributes, tags=one.tags, headers=headers
             )
-            reached = int(written.next_offset)
-            self.results.append(
+            self.results[one.index] = (
                 Published(partition=log.partition, duplicate=True)
                 if written.run is None
                 else Published(partition=log.partition, offset=written.run.batch.offset_at(written.run.first))
             )
-        self._wrote(log, reached, one.persistent)
-
-    def _wrote(self, log: PartitionLog, reached: int, persistent: bool) -> None:
         committer = self._broker.directory.committer
-        if persistent:
+        if one.persistent:
             committer.urgent(log)
-            self._logs[log] = reached
+            self._logs.add(log)
         else:
             committer.lazy(log)
 
     def _route(self, run: Sequence[_Ready]) -> None:
         """To an exchange or queue, as an AMQP publish."""
         one = run[0]
-        target = one.target
-        assert target is not None
+        assert one.target is not None
+        target = self._host.now(one.target)
         if target.byte_limits:
             full = [queue for queue in target.byte_limits if not queue.admits(1, len(one.value))]
             if full:
@@ -412,15 +465,14 @@ class _Batch:
                 raise Problem(Code.QUEUE_FULL, f"queue '{full[0].name}' is full", index=one.index)
         reached = self._store(target, run)
         log, count = target.log, len(target.queues)
-        if reached is None or log is None or log.stream_id != self._place.stream_id:
-            self.results += [Published(queues=count) for _ in run]
-        elif reached < 0:
-            self.results.append(Published(partition=log.partition, queues=count, duplicate=True))
-        else:
-            self.results += [
-                Published(partition=log.partition, offset=reached - len(run) + place, queues=count)
-                for place in range(len(run))
-            ]
+        for place, item in enumerate(run):
+            if reached is None or log is None or log.stream_id != self._place.stream_id:
+                told = Published(queues=count)
+            elif reached < 0:
+                told = Published(partition=log.partition, queues=count, duplicate=True)
+            else:
+                told = Published(partition=log.partition, offset=reached - len(run) + place, queues=count)
+            self.results[item.index] = told
 
     def _store(self, target: Target, run: Sequence[_Ready]) -> int | None:
         """The offset behind them; -1 for one that was published before; None for what is kept in no log."""
@@ -437,27 +489,20 @@ class _Batch:
         if reached is None or target.log is None:
             return None
         if one.persistent:
-            self._logs[target.log] = reached
+            self._logs.add(target.log)
         return reached if is_new else -1
 
-    def when_committed(self) -> "_Committed":
-        return _Committed(self._broker.directory.committer.urgent, self._logs)
-
-
-class _Committed:
-    """Waits for logs. The tickets are taken when it is made: they come in the order of appends."""
-
-    def __init__(self, urgent: Any, logs: dict[PartitionLog, int]) -> None:
-        self._waiting: list[trio.Event] = []
-        for log in logs:
+    async def committed(self) -> None:
+        """Wait until all of them are safe."""
+        waiting: list[trio.Event] = []
+        for log in self._logs:
             done = trio.Event()
+            # Up to its end: who comes later to a log than its publishers' tickets may only ask for more.
             log.when_committed(log.end, done.set)
             if not done.is_set():
-                urgent(log)
-                self._waiting.append(done)
-
-    async def __call__(self) -> None:
-        for done in self._waiting:
+                self._broker.directory.committer.urgent(log)
+                waiting.append(done)
+        for done in waiting:
             await done.wait()
 
 

@@ -569,6 +569,7 @@ def test_time_that_has_passed_means_now(http: httpx.Client, topic: str) -> None:
         {"delay_ms": 1000, "deliver_at": "2030-01-01T00:00:00Z"},
         {"delay_ms": 1000, "partition": 0},
         {"delay_ms": 1000, "schedule_id": ""},
+        {"schedule_id": "without a time"},
     ],
 )
 def test_time_that_makes_no_sense_or_is_too_far_away_is_refused(
