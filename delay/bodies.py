@@ -140,14 +140,16 @@ class Bodies:
 class Opening:
     """Bodies in the making: batches come one by one, `finish` puts the records in the order they were asked for."""
 
-    __slots__ = ("_asked", "_bodies", "_columns")
+    __slots__ = ("_asked", "_bodies", "_columns", "_count")
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._bodies = Bodies()
         self._asked: list[npt.NDArray[np.intp]] = []
         self._columns: list[tuple[Integers, Integers, Integers, Integers, Integers]] = []
 
-    def open(self, one: Fetched) -> None:
+    def open(self, one: Fetched, start: int = 0) -> None:
+        """`start`: how many were asked for before those of this call of `fetch`."""
         batch = decode(one.data, 0, one.header)
         bodies, which = self._bodies, one.indices
         indices: list[int] = which.tolist()
@@ -172,7 +174,7 @@ class Opening:
                 tags_here[batch.tags.expand()[which]],
             )
         )
-        self._asked.append(one.asked)
+        self._asked.append(one.asked + start)
 
     def finish(self) -> Bodies:
         bodies = self._bodies
@@ -182,6 +184,7 @@ class Opening:
             np.concatenate(column) for column in zip(*self._columns, strict=True)
         )
         asked = np.concatenate(self._asked)
+        assert len(asked) == self._count, "every record that was asked for is there"
         if bool((asked[1:] > asked[:-1]).all()):
             return bodies
         order = np.empty(len(asked), dtype=np.intp)

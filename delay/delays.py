@@ -288,8 +288,8 @@ class Delays:
             engine.decide(*(Cancelled(one.record.target, one.place.to_bytes(8, "little")) for one in pending))
             engine.counters.cancelled += len(pending)
             engine.remember(id_hashes(id)[-1:], State.CANCELLED)
-        if pending or fired:
-            await engine.decided()
+        # Also "unknown" may rest upon a decision that is not durable yet.
+        await engine.decided()
         return _outcome(bool(pending), fired)
 
     async def reschedule(self, id: bytes, due_us: int) -> Outcome:
@@ -304,7 +304,7 @@ class Delays:
         engine.counters.rescheduled += len(pending)
         if pending:
             await self._rescheduling.arrival(id)
-        elif fired:
+        else:
             await engine.decided()
         return _outcome(bool(pending), fired)
 

@@ -6,9 +6,10 @@ committed is not there yet (V1).
 Neighbours: firing.py, sorter.py and search.py are the tasks, delays.py puts them together, ledger.py keeps the rules.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from headrace.core_log.log import PartitionLog
 from headrace.core_log.outbox import TargetPartition
 from headrace.core_log.record import RecordBatch
 from headrace.core_log.spec import StreamSpec
-from headrace.delay import decisions, run_file
+from headrace.delay import decisions, marks, run_file
 from headrace.delay.bodies import Bodies, Opening, Shelf, fetch
 from headrace.delay.config import MIB, DelayConfig
 from headrace.delay.decisions import Decision, Merged, Settled, Snapshot
@@ -41,8 +42,11 @@ BUCKET_NAME = "__delay.bucket"
 _PRIVATE = LogConfig(retention_ms=None, segment_bytes_max=16 * MIB, key_index=False)
 # Small batches: to fire one record a whole one is read.
 BUCKET_CONFIG = LogConfig(retention_ms=None, batch_bytes_max=64 * 1024, key_index=False)
+# So many records are asked for in one go: their batches are in memory twice until they are opened.
+READ_COUNT_MAX = 4096
 # The decision log is begun anew with a snapshot behind so many bytes of decisions.
 SNAPSHOT_BYTES = 8 * MIB
+Turn = Callable[[], Awaitable[None]]
 # Upper bounds of the lateness histogram, in seconds.
 LATENESS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 60.0)
 
@@ -329,22 +333,24 @@ class Engine:
     def shelves(self, places: Places) -> dict[int, Shelf]:
         return {
             number: Shelf(self.logs[number].segments, self.logs[number].config.index_interval_bytes)
-            for number in np.unique(places >> OFFSET_BITS).tolist()
+            for number, _which in marks.by_source(places)
         }
 
-    async def bodies(self, places: Places) -> Bodies:
-        """The records at these places, in this order, of sources that are still there."""
-        opening = Opening()
-        if len(places):
-            shelves = self.shelves(places)
+    async def bodies(self, places: Places, turn: Turn = trio.lowlevel.checkpoint) -> Bodies:
+        """The records at these places, in this order, of sources that are still there. `turn` lets others work."""
+        opening = Opening(len(places))
+        for low in range(0, len(places), READ_COUNT_MAX):
+            part = places[low : low + READ_COUNT_MAX]
+            shelves = self.shelves(part)
             self.readers += 1
             try:
-                fetched = await self.env.worker.run(lambda: fetch(shelves, places))
+                fetched = await self.env.worker.run(partial(fetch, shelves, part))
             finally:
                 self.readers -= 1
-            for one in fetched:
-                opening.open(one)
-                await trio.lowlevel.checkpoint()
+            fetched.reverse()
+            while fetched:
+                opening.open(fetched.pop(), low)
+                await turn()
         return opening.finish()
 
     @property

@@ -26,13 +26,13 @@ from headrace.delay.fire import DueRun, Fire
 from headrace.delay.ledger import Move
 from headrace.delay.marks import Places, State
 
-# Bodies are read so long before they are due.
-AHEAD_US = 250_000
+# Bodies are read between so long and half of it before they are due: some at a time, not each by itself.
+AHEAD_US = 400_000
 # So many are read, or decided, before others on the loop get a turn.
 STAGE_COUNT_MAX = 4096
-DECIDE_COUNT_MAX = 1024
+DECIDE_COUNT_MAX = 2048
 # A wall clock that steps forward is noticed within this.
-SLEEP_S_MAX = 0.1
+LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
 
 
@@ -70,18 +70,15 @@ class Firing:
         self._handing: deque[_HandOver] = deque()
         # Bodies in memory, until they are settled.
         self._byte_count = 0
-        # Something was decided, or is durable; something was staged or settled.
-        self._hand_over_wake = trio.Event()
+        # Something was settled, or is due sooner; something was staged.
         self._stage_wake = trio.Event()
         self._decide_wake = trio.Event()
 
     async def run(self) -> None:
-        self._engine.journal.advanced.append(lambda _log: self._hand_over_wake.set())
         await self._resume()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stage_forever)
-            nursery.start_soon(self._decide_forever)
-            nursery.start_soon(self._hand_over_forever)
+            nursery.start_soon(self._fire_forever)
 
     async def _resume(self) -> None:
         """What an earlier life decided and did not know to be done is handed over again, first of all."""
@@ -89,7 +86,7 @@ class Firing:
             if move.due_us is None:
                 bodies = await self._engine.bodies(move.places)
                 where = None if move.transfer is None else move.transfer.target
-                self._queue(_HandOver(move, bodies, bodies.ids(), where, 0, 0))
+                self._handing.append(_HandOver(move, bodies, bodies.ids(), where, 0, 0))
 
     # -- reading ahead ------------------------------------------------------------------------------------------
 
@@ -109,16 +106,16 @@ class Firing:
             await self._sleep(self._stage_wake, self._until_stage(now_us))
 
     def _next_places(self, now_us: int) -> Places:
-        if self._byte_count >= self._engine.config.prefetch_bytes:
+        if self._until_stage(now_us) > 0:
             return np.zeros(0, dtype=np.int64)
         dues, places = self._engine.ring.take(now_us + AHEAD_US, STAGE_COUNT_MAX)
         return places[self._engine.ledger.states(places) == State.PENDING] if len(dues) else places
 
     def _until_stage(self, now_us: int) -> float:
         if self._byte_count >= self._engine.config.prefetch_bytes:
-            return SLEEP_S_MAX
+            return LOOK_S
         due_us = self._engine.ring.next_due_us()
-        return SLEEP_S_MAX if due_us is None else (due_us - AHEAD_US - now_us) / 1e6
+        return LOOK_S if due_us is None else (due_us - AHEAD_US // 2 - now_us) / 1e6
 
     async def _sleep(self, wake: trio.Event, seconds: float) -> None:
         """Until woken, or so long, or until the clock may have been set."""
@@ -127,25 +124,28 @@ class Firing:
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_cancel_when, wake, scope)
-                    await self._engine.env.clock.sleep(min(seconds, SLEEP_S_MAX))
+                    await self._engine.env.clock.sleep(min(seconds, LOOK_S))
                     scope.cancel()
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    async def _decide_forever(self) -> None:
+    async def _fire_forever(self) -> None:
+        """Decide for all that is due, wait until that is durable, do it; what falls due meanwhile is the next group."""
+        engine = self._engine
         while True:
             self._decide_wake = trio.Event()
-            now_us = self._engine.env.clock.wall_us()
+            now_us = engine.env.clock.wall_us()
             try:
-                decided = self.decide(now_us)
+                if self.decide(now_us) or self._handing:
+                    await engine.decided()
+                    await self.hand_over()
+                    continue
             except DiskFull:
-                await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
+                await engine.env.clock.sleep(FULL_DISK_PAUSE_S)
                 continue
-            if not decided:
-                due_us = min((one.next_due_us for one in self._staged), default=None)
-                wait = SLEEP_S_MAX if due_us is None else (self._tick_after(due_us) - now_us) / 1e6
-                await self._sleep(self._decide_wake, wait)
-            await trio.lowlevel.checkpoint()
+            due_us = min((one.next_due_us for one in self._staged), default=None)
+            wait = LOOK_S if due_us is None else (self._tick_after(due_us) - now_us) / 1e6
+            await self._sleep(self._decide_wake, wait)
 
     def _tick_after(self, due_us: int) -> int:
         """Due times are rounded up to whole ticks."""
@@ -193,7 +193,7 @@ class Firing:
             move = engine.ledger.moves[decision.number]
             ids = bodies.ids()
             engine.remember(map(xxhash.xxh3_64_intdigest, ids), State.FIRED)
-            self._queue(_HandOver(move, bodies, ids, where, end, len(bodies) * staged.size))
+            self._handing.append(_HandOver(move, bodies, ids, where, end, len(bodies) * staged.size))
 
     def _fired(
         self,
@@ -210,20 +210,6 @@ class Firing:
         return Fired(number, target, where.stream.bytes, where.partition, first, pack(places))
 
     # -- doing --------------------------------------------------------------------------------------------------
-
-    def _queue(self, one: _HandOver) -> None:
-        self._handing.append(one)
-        self._hand_over_wake.set()
-
-    async def _hand_over_forever(self) -> None:
-        while True:
-            await self._hand_over_wake.wait()
-            self._hand_over_wake = trio.Event()
-            try:
-                await self.hand_over()
-            except DiskFull:
-                await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
-                self._hand_over_wake.set()
 
     async def hand_over(self) -> None:
         """Do what was decided and is durable, in order. DiskFull: the first of what is left was not done."""

@@ -34,7 +34,7 @@ from headrace.delay.decisions import (
     pack,
     unpack,
 )
-from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, Marks, Places, State, States, offset_of, source_of
+from headrace.delay.marks import INTAKE, OFFSET_MASK, Marks, Places, State, States, by_source, offset_of, source_of
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +72,7 @@ class Move:
 
     @property
     def sources(self) -> list[int]:
-        found: list[int] = np.unique(self.places >> OFFSET_BITS).tolist()
-        return found
+        return [number for number, _which in by_source(self.places)]
 
 
 class Ledger:
@@ -101,13 +100,9 @@ class Ledger:
 
     def states(self, places: Places) -> States:
         """What was decided about each; what lay in a source that is gone has fired, or was cancelled."""
-        numbers = places >> OFFSET_BITS
-        if len(places) and bool((numbers == numbers[0]).all()):
-            return self._states_in(int(numbers[0]), places)
         found = np.zeros(len(places), dtype=np.uint8)
-        for number in np.unique(numbers).tolist():
-            within = numbers == number
-            found[within] = self._states_in(number, places[within])
+        for number, which in by_source(places):
+            found[which] = self._states_in(number, places[which])
         return found
 
     def _states_in(self, number: int, places: Places) -> States:
@@ -204,10 +199,9 @@ class Ledger:
                 assert_never(decision)
 
     def _decide(self, places: Places, state: State, target: bytes, *, leaves: bool = False) -> None:
-        numbers = places >> OFFSET_BITS
-        for number in np.unique(numbers).tolist():
+        for number, which in by_source(places):
             source = self.sources[number]
-            offsets = places[numbers == number] & OFFSET_MASK
+            offsets = places[which] & OFFSET_MASK
             assert not source.marks.get(offsets).any(), "a place is decided once"
             source.marks.set(offsets, int(state))
             self._count(source, target, -len(offsets), leaves=leaves)
@@ -268,10 +262,8 @@ class Ledger:
                 self._count(source, target, count)
                 self._count(self.intake, target, -count)
         decided, states = unpack(decision.decided), np.frombuffer(decision.states, dtype=np.uint8)
-        numbers = decided >> OFFSET_BITS
-        for number in np.unique(numbers).tolist():
-            within = numbers == number
-            self.sources[number].marks.set(decided[within] & OFFSET_MASK, states[within])
+        for number, which in by_source(decided):
+            self.sources[number].marks.set(decided[which] & OFFSET_MASK, states[which])
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 

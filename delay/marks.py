@@ -47,6 +47,16 @@ def offset_of(place: int) -> int:
     return place & OFFSET_MASK
 
 
+def by_source(places: Places) -> list[tuple[int, slice | npt.NDArray[np.bool_]]]:
+    """Each source among these places, and which of them are its own. One source is the usual case."""
+    numbers = places >> OFFSET_BITS
+    if not len(numbers):
+        return []
+    if len(numbers) == 1 or bool((numbers == numbers[0]).all()):
+        return [(int(numbers[0]), slice(None))]
+    return [(number, numbers == number) for number in np.unique(numbers).tolist()]
+
+
 class Marks:
     __slots__ = ("_blocks",)
 

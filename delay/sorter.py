@@ -7,7 +7,7 @@ them. Work is cut into steps of a few milliseconds. A body is written twice in a
 Neighbours: engine.py has what is shared, buckets.py the rings, run_file.py the rows on the disk.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from uuid import UUID
 
@@ -29,6 +29,10 @@ from headrace.delay.waiting import BLOCK_COUNT_MAX, Block
 
 LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
+# With so many times what begins a pass waiting, the sorter is behind: it then works so long before others get a turn,
+# and they wait for it, as publishers wait for a slow disk.
+BEHIND = 4
+TURN_S = 0.005
 # So many records are appended at a time.
 APPEND_COUNT_MAX = 512
 # Run files are merged when there are so many of about one size, up to so many rows.
@@ -49,28 +53,46 @@ class _Pass:
     names: list[bytes]
     # Source, first offset and count of what was appended.
     moved: list[tuple[int, int, int]]
+    # What must be durable before it is decided.
+    ends: list[tuple[PartitionLog, int]]
+    # Buckets that it writes to.
+    sources: set[int] = field(default_factory=set)
 
 
 class Sorter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Buckets that a pass is writing to, and nobody may drop.
-        self._in_use: set[int] = set()
+        self._passes: list[_Pass] = []
+        self._under_way = trio.Semaphore(1)
         # A bucket's stream is there and its sources are not yet.
         self._creating = False
+        self._behind = False
+        self._turn_began = 0.0
 
     async def run(self) -> None:
-        """Sort whenever there is enough, until cancelled."""
-        while True:
-            block = self._due_block()
-            if block is None:
-                await self._engine.env.clock.sleep(LOOK_S)
-                continue
-            try:
-                await self.sort(block)
-                await self._merge()
-            except DiskFull:
-                await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
+        """Sort whenever there is enough, until cancelled. While one pass is committed the next is written."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                block = self._due_block()
+                if block is None:
+                    await self._engine.env.clock.sleep(LOOK_S)
+                    continue
+                try:
+                    one = await self._begin(block)
+                    await self._under_way.acquire()
+                    nursery.start_soon(self._complete_in_turn, one)
+                    await self._merge()
+                except DiskFull:
+                    await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
+
+    async def _complete_in_turn(self, one: _Pass | None) -> None:
+        try:
+            if one is not None:
+                await self._complete(one)
+        except DiskFull:
+            await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
+        finally:
+            self._under_way.release()
 
     def _due_block(self) -> Block | None:
         """The oldest block that is not sorted, if enough waits or it has waited long enough."""
@@ -81,56 +103,89 @@ class Sorter:
         is_old = engine.env.clock.monotonic() - block.since >= config.sort_interval_s
         return block if is_old or engine.waiting.unsorted_bytes >= config.sort_bytes else None
 
+    async def _turn(self) -> None:
+        clock = self._engine.env.clock
+        if not self._behind or clock.monotonic() - self._turn_began >= TURN_S:
+            await trio.lowlevel.checkpoint()
+            self._turn_began = clock.monotonic()
+
     # -- one pass -----------------------------------------------------------------------------------------------
 
     async def sort(self, block: Block) -> None:
         """Move what a block holds and is not due soon. DiskFull: nothing has moved."""
+        one = await self._begin(block)
+        if one is not None:
+            await self._complete(one)
+
+    async def _begin(self, block: Block) -> _Pass | None:
+        """Write what is to move to the buckets; None when there is nothing."""
         engine = self._engine
+        self._behind = engine.waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes
         block.is_sorted = True
         edge_us = engine.edge_us
         rows = block.rows
         pending = engine.ledger.states(rows["place"]) == State.PENDING
         old = rows[pending & (rows["due"] >= edge_us)]
         if not len(old):
-            return block.keep(rows[pending])
+            block.keep(rows[pending])
+            return None
+        one = _Pass(block, edge_us, old, old.copy(), np.zeros(0, dtype=np.int64), [], [], [])
+        self._passes.append(one)
         try:
-            one = _Pass(block, edge_us, old, old.copy(), np.zeros(0, dtype=np.int64), [], [])
             await self._write(one)
+        except DiskFull:
+            self._give_up(one)
+            raise
+        return one
+
+    async def _complete(self, one: _Pass) -> None:
+        """Wait until the buckets are durable; then it is decided."""
+        engine = self._engine
+        try:
+            await engine.durable(*((log, end) for log, end in one.ends))
             async with engine.layout:
                 await self._finish(one)
         except DiskFull:
-            block.is_sorted = False
+            self._give_up(one)
             raise
-        finally:
-            self._in_use.clear()
+        self._passes.remove(one)
+
+    def _give_up(self, one: _Pass) -> None:
+        """The same block is sorted again later."""
+        one.block.is_sorted = False
+        self._passes.remove(one)
+
+    def _in_use(self) -> set[int]:
+        """Buckets that a pass writes to, and nobody may drop."""
+        return {source for one in self._passes for source in one.sources}
 
     async def _write(self, one: _Pass) -> None:
         """Append everything to its bucket, by due time."""
         engine, worker = self._engine, self._engine.env.worker
-        bodies = await engine.bodies(one.old["place"])
+        bodies = await engine.bodies(one.old["place"], self._turn)
         known: dict[bytes, int] = {}
         of_sets = np.array([known.setdefault(target_of(tags), len(known)) for tags in bodies.tag_sets])
         one.names = list(known)
-        chosen = await self._choose(one.old)
+        chosen = await self._choose(one)
         order = await worker.run(lambda: np.lexsort((one.old["number"], one.old["due"], chosen)))
         one.old, one.new, one.targets = one.old[order], one.new[order], of_sets[bodies.tags[order]]
         numbers, firsts = np.unique(chosen[order], return_index=True)
         ends = [*firsts[1:].tolist(), len(order)]
-        logs: list[PartitionLog] = []
         for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
             log = engine.logs[number]
             start = int(log.end)
             for low in range(first, end, APPEND_COUNT_MAX):
                 _append(log, bodies.take(order[low : min(low + APPEND_COUNT_MAX, end)]))
-                await trio.lowlevel.checkpoint()
+                await self._turn()
+            # Here rather than in the commit, which would seal all of them in one go.
+            log.seal()
             one.new["place"][first:end] = np.arange(start, start + end - first) | (number << OFFSET_BITS)
             one.moved.append((number, start, end - first))
-            logs.append(log)
-        await engine.durable(*((log, int(log.end)) for log in logs))
+            one.ends.append((log, int(log.end)))
 
-    async def _choose(self, rows: Rows) -> Integers:
+    async def _choose(self, one: _Pass) -> Integers:
         """The source that each row goes to; buckets are made where there is none."""
-        engine = self._engine
+        engine, rows = self._engine, one.old
         now_us, config = engine.env.clock.wall_us(), engine.config
 
         def find() -> tuple[Integers, Integers]:
@@ -140,23 +195,23 @@ class Sorter:
             return found, inverse.reshape(-1)
 
         kinds, which = await engine.env.worker.run(find)
-        sources = [await self._bucket(start_us, span_us) for start_us, span_us in kinds.tolist()]
+        sources = [await self._bucket(one, start_us, span_us) for start_us, span_us in kinds.tolist()]
         chosen: Integers = np.array(sources, dtype=np.int64)[which, rows["target"] % config.shard_count]
         return chosen
 
-    async def _bucket(self, start_us: int, span_us: int) -> list[int]:
+    async def _bucket(self, one: _Pass, start_us: int, span_us: int) -> list[int]:
         """The sources of a bucket, one for each shard."""
         engine = self._engine
         shards = engine.config.shard_count
         streams: dict[UUID, list[Source]] = {}
-        for one in engine.ledger.sources.values():
-            if one.start_us == start_us and one.span_us == span_us and one.number != INTAKE:
-                streams.setdefault(one.stream, []).append(one)
+        for source in engine.ledger.sources.values():
+            if source.start_us == start_us and source.span_us == span_us and source.number != INTAKE:
+                streams.setdefault(source.stream, []).append(source)
         # With another number of shards than now it takes no more.
         fitting = next((found for found in streams.values() if len(found) == shards), None)
         if fitting is not None:
-            sources = [one.number for one in sorted(fitting, key=attrgetter("partition"))]
-            self._in_use.update(sources)
+            sources = [source.number for source in sorted(fitting, key=attrgetter("partition"))]
+            one.sources.update(sources)
             return sources
         name = f"{BUCKET_NAME}.{name_of(span_us)}.{start_us // 1_000_000}"
         self._creating = True
@@ -168,7 +223,7 @@ class Sorter:
             self._creating = False
         first = engine.ledger.next_source
         sources = list(range(first, first + shards))
-        self._in_use.update(sources)
+        one.sources.update(sources)
         engine.logs.update(zip(sources, stream.partitions, strict=True))
         stream_id = stream.spec.id.bytes
         engine.decide(*(Opened(source, stream_id, shard, start_us, span_us) for shard, source in enumerate(sources)))
@@ -274,7 +329,8 @@ class Sorter:
     async def _drop(self) -> None:
         """Buckets in which nothing is left, and run files that speak of no others."""
         engine, ledger = self._engine, self._engine.ledger
-        idle = [one for one in ledger.idle_sources() if one.number not in self._in_use]
+        in_use = self._in_use()
+        idle = [one for one in ledger.idle_sources() if one.number not in in_use]
         whole = [one for one in idle if self._is_idle(one, idle)]
         if not whole:
             return

@@ -36,6 +36,8 @@ SMALL = DelayConfig(horizon_s=60, sort_interval_s=30, sort_bytes=1 << 30)
 class Clock:
     """Monotonic time is trio's; the wall can be set."""
 
+    wall_look_s = 0.1
+
     def __init__(self) -> None:
         self.shift_us = START_US
 
@@ -50,6 +52,9 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
+
+    async def sleep_until(self, monotonic_s: float) -> None:
+        await trio.sleep_until(monotonic_s)
 
 
 class SeededIds:
@@ -80,7 +85,9 @@ class Target:
         self._clock = clock
         found = [one for one in directory.streams.values() if one.spec.name == TARGET_NAME]
         if not found:
-            spec = StreamSpec(id=directory.env.ids.uuid(), name=TARGET_NAME, kind="topic", config=LogConfig())
+            spec = StreamSpec(
+                id=directory.env.ids.uuid(), name=TARGET_NAME, kind="topic", config=LogConfig(retention_ms=None)
+            )
             found = [directory.create_now(spec)]
         self.log: PartitionLog = found[0].partitions[0]
         self.where = TargetPartition(found[0].spec.id)
