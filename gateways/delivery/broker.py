@@ -1104,6 +1104,7 @@ def _lane_state(lane: Lane) -> journal.LaneState:
         [(source.stream_id.bytes, source.partition, end) for source, end in lane.applied.items()],
         lane.handed_out_below,
         [place for place, one in enumerate(lane.arrivals()) if one.exact],
+        lane.failures(),
     )
 
 
@@ -1125,6 +1126,8 @@ def _restore(
             arrivals.append(Extent(seq, count, log, first, end, exact=place in exact))
         lane.restore(kept.next_seq, kept.floor, kept.settled, arrivals)
         lane.delivered_below = kept.delivered_below
+        for count, first, end in kept.failures:
+            lane.note_failures(count, first, end)
         for stream, partition, end in kept.applied:
             log = logs.get((UUID(bytes=stream), partition))
             if log is not None:

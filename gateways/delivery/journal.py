@@ -33,6 +33,8 @@ class LaneState(msgspec.Struct, frozen=True, array_like=True):
     delivered_below: int = 0
     # Places in `arrivals` of those that hold every record of their range, whatever its routes.
     exact: list[int] = []
+    # (how often handed out in vain, first sequence, end)
+    failures: list[tuple[int, int, int]] = []
 
 
 class HistoryState(msgspec.Struct, frozen=True, array_like=True):

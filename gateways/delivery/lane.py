@@ -244,6 +244,8 @@ class Lane:
         self._fixed_below = 0
         # Of what came from the journal, those that were leaving for another log: the backlog passes over them.
         self._withdrawn = Intervals()
+        # By how often, which sequences were handed out in vain, where that counts: a restart must not begin anew.
+        self._failed: dict[int, Intervals] = {}
         # Some records lie elsewhere than when they were handed out.
         self._has_moved = False
         self._backlog_fold_at = self._arrivals_trim_at = EXTENTS_MAX
@@ -513,10 +515,29 @@ class Lane:
         seq = extent.seq
         extent.seq += last - first
         extent.count -= last - first
-        for low, high in self._in_backlog(seq, seq + last - first):
-            index = first + low - seq
-            stretch = Stretch(self, low, high - low, extent.source, batch.base_offset + index, batch, index)
-            self._window.append(stretch, batch)
+        for start, end in self._in_backlog(seq, seq + last - first):
+            for low, high, failures in self._by_failures(start, end):
+                index = first + low - seq
+                offset = batch.base_offset + index
+                self._window.append(
+                    Stretch(self, low, high - low, extent.source, offset, batch, index, failures, failures), batch
+                )
+
+    def _by_failures(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(first, end, how often in vain) parts of a range of sequences."""
+        found = [
+            (max(low, first), min(high, end), count)
+            for count, those in self._failed.items()
+            for low, high in those
+            if low < end and high > first
+        ]
+        for low, high, count in sorted(found):
+            if first < low:
+                yield first, low, 0
+            yield low, high, count
+            first = high
+        if first < end:
+            yield first, end, 0
 
     def _in_backlog(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts (first, end) of a range of sequences that are ready, if they are in the backlog."""
@@ -565,6 +586,8 @@ class Lane:
         self._mark_settled(seq, seq + count)
 
     def _mark_settled(self, first: int, end: int) -> None:
+        if self._failed:
+            self._forget_failures(first, end)
         if first == self.floor and not self.settled.count:
             self.floor = end
             return
@@ -573,12 +596,30 @@ class Lane:
             self.floor = self.settled.first_missing(self.floor)
             self.settled.cut_below(self.floor)
 
-    def give_back(self, stretch: Stretch, *, failed: bool = True) -> None:
-        """Handed-out records are ready again, at their old place. `failed`: it counts for the delivery limit."""
+    def give_back(self, stretch: Stretch, *, failed: bool = True, remember: bool = False) -> None:
+        """Handed-out records are ready again, at their old place. `failed`: it counts for the delivery limit.
+        `remember`: it still does after a restart."""
         stretch.deliveries += 1
         stretch.failures += failed
         stretch.batch = None
+        if remember and failed:
+            self._forget_failures(stretch.seq, stretch.seq + stretch.count)
+            self.note_failures(stretch.failures, stretch.seq, stretch.seq + stretch.count)
         self.put_back(stretch)
+
+    def note_failures(self, count: int, first: int, end: int) -> None:
+        """These were handed out in vain so often."""
+        self._failed.setdefault(count, Intervals()).add(first, end)
+
+    def _forget_failures(self, first: int, end: int) -> None:
+        for count, those in list(self._failed.items()):
+            those.remove(first, end)
+            if not those.count:
+                del self._failed[count]
+
+    def failures(self) -> list[tuple[int, int, int]]:
+        """(how often in vain, first, end) of unsettled sequences, for the journal."""
+        return [(count, first, end) for count, those in self._failed.items() for first, end in those]
 
     def put_back(self, stretch: Stretch) -> None:
         """The same for records that nobody saw."""

@@ -662,6 +662,7 @@ class Queue:
     def give_back(self, stretches: Iterable[Stretch], *, failed: bool = True) -> None:
         """Back to their places; past the delivery limit they leave instead. `failed` counts as a delivery attempt."""
         limit = self.settings.delivery_limit
+        remember = self.durable and (limit is not None or self.settings.tells_failures)
         for stretch in stretches:
             self.returned_count += stretch.count
             self._note_done(stretch)
@@ -671,7 +672,7 @@ class Queue:
             for part in (stretch,) if self.settings.length_bytes_max is None else stretch.lane.in_batches(stretch):
                 if self.settings.length_bytes_max is not None:
                     self.byte_count += _byte_count(part)
-                part.lane.give_back(part, failed=failed)
+                part.lane.give_back(part, failed=failed, remember=remember)
         self._changed(self)
 
     def purge(self) -> int:

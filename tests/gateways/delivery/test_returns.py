@@ -157,6 +157,23 @@ async def test_delivery_limit_ends_in_the_queues_own_dead_letter_queue_and_never
         assert headers_of(record)["x-reason"] == "delivery_limit"
 
 
+async def test_deliveries_in_vain_are_counted_over_a_restart(autojump_clock: MockClock) -> None:
+    house = House()
+    async with house.broker() as running:
+        work = await running.declare("work", queue_type="quorum", delivery_limit=2)
+        await running.publish("work", b"0", b"1", b"2")
+        stretches = [got(work) for _ in range(3)]
+        work.give_back([stretches[1]])
+        work.give_back([got(work)])
+    async with house.broker() as running:
+        work = running.host.queue("work")
+        found = [got(work) for _ in range(3)]
+        assert [(record_of(one).value, one.failures) for one in found] == [(b"0", 0), (b"1", 2), (b"2", 0)]
+        work.give_back(found)
+        await trio.sleep(1)
+        assert (work.ready_count, [one.value for one in buried(running, "work.dlq")]) == (2, [b"1"])
+
+
 async def test_delivery_limit_under_a_policy_has_another_attempt(autojump_clock: MockClock) -> None:
     async with House().broker() as running:
         work = await running.declare("work", queue_type="quorum", delivery_limit=0, retry_max=1)
