@@ -1,6 +1,7 @@
 """Metrics of a node for Prometheus, at /metrics. Driver: gathers on the loop, writes the text in a thread.
 
-The number of series is bounded: totals for everything, and lines of their own for the QUEUES_MAX queues that hold most.
+The number of series is bounded: totals for everything, and lines of their own for the QUEUES_MAX queues that hold most
+and the GROUPS_MAX consumer groups that are most behind.
 From this machine it may be asked without a login; from elsewhere by users with the tag monitoring. docs/metrics.md
 lists every name (a test holds the two together).
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 PATH = "/metrics"
 QUEUES_MAX = 1000
+GROUPS_MAX = 1000
 # So many queues are looked at before others on the loop get a turn.
 _PER_TURN = 500
 
@@ -46,6 +48,15 @@ class QueueCounts:
     dropped: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    vhost: str
+    name: str
+    members: int
+    # By topic.
+    lags: Mapping[str, int]
+
+
 @dataclass(slots=True)
 class StreamCounts:
     """Of all streams of a kind."""
@@ -63,7 +74,7 @@ async def get_metrics(call: Call[Parameters, Parameters, None]) -> Reply:
         call.visitor.require_tag(Tag.MONITORING)
     door = call.door
     streams, queues = await _streams(door), await _queues(door)
-    families = [*_of_node(door), *_of_log(streams), *_of_queues(queues)]
+    families = [*_of_node(door), *_of_log(streams), *_of_queues(queues), *_of_groups(door, await _groups(door))]
     text = await trio.to_thread.run_sync(_written, families)
     return Reply(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -103,6 +114,19 @@ async def _streams(door: "HttpDoor") -> dict[str, StreamCounts]:
         # The size of a log that nobody has touched yet is read from its index.
         await trio.lowlevel.checkpoint()
     return counts
+
+
+async def _groups(door: "HttpDoor") -> list[GroupCounts]:
+    found: list[GroupCounts] = []
+    for name, group in list(door.groups.groups.items()):
+        lags: dict[str, int] = {}
+        for one in door.groups.progress(name) if name in door.groups.groups else ():
+            place = door.group_topics.maybe_place(one.slot.stream)
+            if place is not None:
+                lags[place.public_name] = lags.get(place.public_name, 0) + one.lag
+        found.append(GroupCounts(name.vhost, name.name, len(group.members), lags))
+        await trio.lowlevel.checkpoint()
+    return found
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -175,6 +199,24 @@ def _of_log(counts: Mapping[str, StreamCounts]) -> Iterator[Metric]:
     yield records
     uncommitted = sum(found.uncommitted for found in counts.values())
     yield _gauge("log_uncommitted_records", "Records that were appended and are not committed yet", uncommitted)
+
+
+def _of_groups(door: "HttpDoor", groups: Sequence[GroupCounts]) -> Iterator[Metric]:
+    yield _gauge("consumer_groups", "Consumer groups, those without members too", len(groups))
+    members = GaugeMetricFamily("headrace_consumer_group_members", "Members of a group", labels=["vhost", "group"])
+    lag = GaugeMetricFamily(
+        "headrace_consumer_group_lag",
+        "Messages of a topic that a group has not committed yet",
+        labels=["vhost", "group", "topic"],
+    )
+    for one in nlargest(GROUPS_MAX, groups, key=lambda one: sum(one.lags.values())):
+        members.add_metric([one.vhost, one.name], one.members)
+        for topic, count in one.lags.items():
+            lag.add_metric([one.vhost, one.name, topic], count)
+    yield members
+    yield lag
+    text = "Offsets that retention took before a consumer group had read them"
+    yield _counter("consumer_group_lost_offsets", text, door.groups.lost_count)
 
 
 def _of_queues(queues: Sequence[QueueCounts]) -> Iterator[Metric]:

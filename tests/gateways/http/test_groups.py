@@ -360,6 +360,14 @@ def test_group_is_described_with_members_and_lag(topic: Topic, group: Group) -> 
     assert group.described()["state"] == "rebalancing"
 
 
+def test_lag_is_told_to_prometheus(topic: Topic, group: Group) -> None:
+    topic.publish("a", "b", "c")
+    group.join().commit(1)
+    told = group.http.get("/metrics").text
+    assert f'headrace_consumer_group_lag{{group="{topic.name}",topic="{topic.name}",vhost="/"}} 2.0' in told
+    assert f'headrace_consumer_group_members{{group="{topic.name}",vhost="/"}} 1.0' in told
+
+
 # -- what cannot be -------------------------------------------------------------------------------------------------
 
 
