@@ -6,8 +6,9 @@ refused by 406, with confirms too, as a bad `expiration` is: a nack would not sa
 Neighbours: publishing.py calls, delaying.py reads the headers, delivery/delayed.py parks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from headrace.core_log.record import Producer
 from headrace.delay.parked import DelayRefused
@@ -45,11 +46,13 @@ class Parcel:
             return self.producer is producer
         return producer == self.producer._replace(first_sequence=self.producer.first_sequence + len(self.bodies))
 
-    def add(self, props: bytes, body: bytes, asked: Asked) -> None:
-        self.props.append(props)
-        self.bodies.append(body)
-        self.due_us.append(asked.due_us)
-        self.ids.append(asked.id)
+    def add(
+        self, props: Sequence[bytes], bodies: Sequence[bytes], due_us: Sequence[int], id: bytes | None = None
+    ) -> None:
+        self.props += props
+        self.bodies += bodies
+        self.due_us += due_us
+        self.ids += [id] * len(bodies)
 
 
 class Parking:
@@ -69,15 +72,13 @@ class Parking:
         except DelayRefused as error:
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *_PUBLISH) from error
 
-    def asked_delay(self, delay_ms: int) -> Asked:
-        """The same for a plain number of milliseconds, more than 0."""
+    def dues_of(self, delays_ms: Sequence[int]) -> list[int]:
+        """When publishes with these delays are due, up to the first that is too far away, to be asked by itself."""
         now_us = self._now_us()
-        due_us = now_us + delay_ms * 1000
-        try:
-            self._delayed.check(due_us, now_us)
-        except DelayRefused as error:
-            raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *_PUBLISH) from error
-        return Asked(due_us, None)
+        limit_ms = self._delayed.config.delay_s_max * 1000
+        if max(delays_ms) > limit_ms:
+            delays_ms = list(takewhile(lambda one: one <= limit_ms, delays_ms))
+        return [now_us + one * 1000 for one in delays_ms]
 
     def park(self, parcel: Parcel) -> int:
         """Returns what `when_parked` waits for. SequenceRefused: a number may not be confirmed, and none was taken."""

@@ -16,7 +16,7 @@ from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Producer, Proto
 from headrace.filtering.tags import NO_TAGS, InvalidTags, Tags
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
-from headrace.gateways.amqp.delaying import Asked, first_delay
+from headrace.gateways.amqp.delaying import first_delays
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp
 from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, encode_return
@@ -117,15 +117,20 @@ class Publisher:
                 target = self._tagged(resolved, tags)
                 self._keep(channel, resolved.publish, target, run.properties[start:end], run.bodies[start:end], scan)
                 continue
-            for index in range(start, end):
+            index = start
+            while index < end:
                 props = run.properties[index]
                 if usual and HINT in props:
-                    found = first_delay(props)
-                    if found is not None and found[1] > 0:
-                        asked = self._parking.asked_delay(found[1])
-                        self._gather(channel, resolved.publish, resolved.target, props, run.bodies[index], scan, asked)
+                    delays_ms = first_delays(run.properties, index, end)
+                    dues = self._parking.dues_of(delays_ms) if delays_ms else ()
+                    if dues:
+                        part = slice(index, index + len(dues))
+                        parcel = self._gathering(channel, resolved.publish, resolved.target, scan)
+                        parcel.add(run.properties[part], run.bodies[part], dues)
+                        index += len(dues)
                         continue
                 self._publish_special(channel, resolved, props, run.bodies[index], scan)
+                index += 1
 
     def _tagged(self, resolved: _Resolved, tags: Tags) -> Target:
         if not tags:
@@ -376,7 +381,7 @@ class Publisher:
                 raise amqp_error(ReplyCode.NOT_FOUND, str(error), *_PUBLISH_IDS) from error
         if "x-producer-id" not in headers:
             if asked is not None:
-                self._gather(channel, publish, target, props, body, scan, asked)
+                self._gathering(channel, publish, target, scan).add([props], [body], [asked.due_us], asked.id)
                 return
             self._publish_gathered(channel)
             self._keep(channel, publish, target, [props], [body], scan)
@@ -386,7 +391,8 @@ class Publisher:
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, text, *_PUBLISH_IDS)
         producer = self._producer(headers)
         if asked is not None:
-            self._gather(channel, publish, target, props, body, scan, asked, producer)
+            parcel = self._gathering(channel, publish, target, scan, producer)
+            parcel.add([props], [body], [asked.due_us], asked.id)
             return
         numbered = self._numbered
         if numbered is None or not numbered.goes_on_with(target, producer):
@@ -401,24 +407,22 @@ class Publisher:
 
     # -- delivered later ----------------------------------------------------------------------------------------
 
-    def _gather(
+    def _gathering(
         self,
         channel: Channel,
         publish: Publish,
         target: Target,
-        props: bytes,
-        body: bytes,
         scan: PropertyScan,
-        asked: Asked,
         producer: Producer | None = None,
-    ) -> None:
+    ) -> Parcel:
+        """What the next publish goes into; what it does not go with is published or parked first."""
         self._publish_numbered(channel)
         attributes, _expiry_us = self._stored_as(scan)
         parcel = self._parcel
         if parcel is None or not parcel.goes_on_with(publish, target, attributes, producer):
             self._park_gathered(channel)
             parcel = self._parcel = Parcel(publish, target, attributes, producer)
-        parcel.add(props, body, asked)
+        return parcel
 
     def _park_gathered(self, channel: Channel) -> None:
         parcel, self._parcel = self._parcel, None
