@@ -39,8 +39,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 class Headrace:
     """`headrace ...` in this process, asking the broker of the tests."""
 
-    def __init__(self, broker: RunningBroker) -> None:
-        self.url = f"http://127.0.0.1:{broker.ports['http']}"
+    def __init__(self, broker: RunningBroker, door: str = "http") -> None:
+        self.url = f"{door}://localhost:{broker.ports[door]}"
 
     def __call__(self, *arguments: object, input: str | bytes | None = None, **environ: str | None) -> Result:
         """What it did, if that went well; else the error it met."""

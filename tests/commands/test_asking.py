@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.gateways.delivery.certificates import Authority
 from tests.running_broker import RunningBroker
 
 from headrace.exits import BrokerAway, NotAllowed
@@ -84,3 +85,15 @@ def test_health_of_a_broker_with_an_alarm_is_status_1(tmp_path: Path) -> None:
         result = Headrace(broker)("health")
     assert result.exit_code == 1
     assert "degraded" in result.stdout
+
+
+def test_certificate_of_the_broker_is_checked_against_the_given_authority(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.server()
+    config = f"[tls]\ncertificate = '{certificate}'\nkey = '{key}'\n"
+    with RunningBroker(tmp_path, config=config, arguments=["--http", "off", "--https", "127.0.0.1:0"]) as broker:
+        headrace = Headrace(broker, "https")
+        assert headrace.json("topics", "list", "--ca-file", authority.file)["topics"]
+        headrace.ok("health", HEADRACE_CA_FILE=str(authority.file))
+        with pytest.raises(BrokerAway, match="TLS fails"):
+            headrace("health")
