@@ -66,7 +66,7 @@ def read(batch: RecordBatch, index: int, headers_of: HeadersOf) -> DeadLetter | 
         queue=_text(told.get("queue", "")),
         reason=neutral[REASON].decode() if REASON in neutral else _text(told.get("reason", "")),
         died_us=died_us,
-        attempts=int(neutral[ATTEMPT]) if ATTEMPT in neutral else count if isinstance(count, int) else 1,
+        attempts=int(neutral[ATTEMPT]) if ATTEMPT in neutral else int(count) if isinstance(count, int) else 1,
         history=history,
         exchange=_text(told.get("exchange", "")),
         key=_text(keys[0]) if isinstance(keys, list) and keys else batch.keys[index].decode("utf-8", "surrogateescape"),

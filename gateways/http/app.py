@@ -25,6 +25,7 @@ from headrace.gateways.delivery.listener import Connection, is_loopback
 from headrace.gateways.delivery.login import Reason, Refusal
 from headrace.gateways.http import (
     connections,
+    dead_letters,
     delayed,
     groups,
     health,
@@ -93,6 +94,7 @@ def all_operations() -> list[Operation]:
         *reading.operations(),
         *queues.operations(),
         *connections.operations(),
+        *dead_letters.operations(),
         *groups.operations(),
         *delayed.operations(),
         *schedules.operations(),

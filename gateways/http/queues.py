@@ -165,11 +165,16 @@ class BindingQuery(VhostQuery, frozen=True, kw_only=True):
 
 
 def _found(call: Call[QueuePath, Any, Any], *rights: Right) -> tuple[VirtualHost, Queue]:
-    asked = _name(call.path.queue)
-    call.visitor.require_vhost(asked.vhost)
+    return queue_named(call.door, call.visitor, call.path.queue, *rights)
+
+
+def queue_named(door: "HttpDoor", visitor: Visitor, text: str, *rights: Right) -> tuple[VirtualHost, Queue]:
+    """The queue that a path or a body names, for somebody who has these rights to it."""
+    asked = _name(text)
+    visitor.require_vhost(asked.vhost)
     for right in rights:
-        call.visitor.require(right, asked.vhost, asked.name)
-    host = call.door.broker.vhosts[asked.vhost]
+        visitor.require(right, asked.vhost, asked.name)
+    host = door.broker.vhosts[asked.vhost]
     return host, host.queue(asked.name)
 
 
@@ -185,13 +190,13 @@ def _check_free(queue: Queue) -> None:
         raise Problem(Code.IN_USE, f"queue '{queue.name}' is exclusive to another connection")
 
 
-def _text(text: str) -> str:
+def plain_text(text: str) -> str:
     """Octets that are no UTF-8 are written out."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(table: Table) -> dict[str, Any]:
-    return {_text(name): _plain_value(value) for name, value in table.items()}
+    return {plain_text(name): _plain_value(value) for name, value in table.items()}
 
 
 def _plain_value(value: object) -> Any:
@@ -199,7 +204,7 @@ def _plain_value(value: object) -> Any:
         case Table():
             return _plain(value)
         case str():
-            return _text(value)
+            return plain_text(value)
         case bytes():
             return {"base64": b64encode(value).decode()}
         case bool() | int() | float() | None:
@@ -214,8 +219,8 @@ def _summary(door: "HttpDoor", host: VirtualHost, queue: Queue) -> dict[str, Any
     kind = queue.arguments.get("x-queue-type")
     policy = door.broker.effective_policy(host.name, queue.name, queue.arguments)
     return {
-        "name": _text(queue.name),
-        "vhost": _text(host.name),
+        "name": plain_text(queue.name),
+        "vhost": plain_text(host.name),
         "type": kind if kind in ("quorum", "stream") else "classic",
         "state": "idle" if queue.is_unused else "running",
         "ready": queue.ready_count,
@@ -284,10 +289,10 @@ def _binding(
     source: str, destination: str, kind: Literal["queue", "exchange"], key: str, arguments: Table
 ) -> BindingOut:
     return BindingOut(
-        source=_text(source),
-        destination=_text(destination),
+        source=plain_text(source),
+        destination=plain_text(destination),
         destination_kind=kind,
-        routing_key=_text(key),
+        routing_key=plain_text(key),
         arguments=_plain(arguments),
     )
 
@@ -414,8 +419,8 @@ async def list_exchanges(call: Call[Parameters, VhostQuery, None]) -> Reply:
     host = call.door.broker.vhosts[call.query.vhost]
     found = [
         ExchangeOut(
-            name=_text(one.name),
-            vhost=_text(host.name),
+            name=plain_text(one.name),
+            vhost=plain_text(host.name),
             type=one.type,
             durable=one.durable,
             auto_delete=one.auto_delete,

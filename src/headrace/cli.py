@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 COMMANDS = {
     "delayed": "headrace.commands.delayed:delayed",
+    "dlq": "headrace.commands.dead_letters:dlq",
     "doctor": "headrace.commands.doctor:doctor",
     "groups": "headrace.commands.groups:groups",
     "health": "headrace.commands.health:health",
@@ -27,6 +28,8 @@ COMMANDS = {
     "peek": "headrace.commands.tail:peek",
     "publish": "headrace.commands.publish:publish",
     "queues": "headrace.commands.queues:queues",
+    "redrive": "headrace.commands.dead_letters:redrive",
+    "redrives": "headrace.commands.dead_letters:redrives",
     "schedules": "headrace.commands.schedules:schedules",
     "serve": "headrace.commands.serve:serve",
     "tail": "headrace.commands.tail:tail",
