@@ -8,6 +8,7 @@ Neighbours: engine.py has what is shared, buckets.py the rings, run_file.py the 
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from uuid import UUID
 
@@ -269,8 +270,7 @@ class Sorter:
         async with engine.layout:
             edge_us = now_us + horizon_us
             found = [
-                await engine.env.worker.run(lambda one=run: self._window(one, edge_us))  # type: ignore[misc]
-                for run in list(engine.runs.values())
+                await engine.env.worker.run(partial(self._window, run, edge_us)) for run in list(engine.runs.values())
             ]
             before, engine.edge_us = engine.edge_us, edge_us
             for rows in (*found, *engine.waiting.between(before, edge_us)):
@@ -340,7 +340,7 @@ class Sorter:
         await engine.decided()
         for run in runs:
             del engine.runs[run.number]
-            await engine.env.worker.run(lambda number=run.number: engine.drop_run(number))  # type: ignore[misc]
+            await engine.env.worker.run(partial(engine.drop_run, run.number))
         for number in gone:
             del engine.logs[number]
 
@@ -370,13 +370,10 @@ class Sorter:
     async def _merge(self) -> None:
         """Make one run file of several small ones, so that to look for an id takes few reads."""
         engine, ledger = self._engine, self._engine.ledger
-        sizes: dict[int, list[RunFile]] = {}
-        for run in engine.runs.values():
-            sizes.setdefault(run.count.bit_length() // 3, []).append(run)
-        few = min((runs for runs in sizes.values() if len(runs) >= MERGE_FILES), key=_rows_in, default=None)
-        if few is None or _rows_in(few) > MERGE_ROWS_MAX:
-            return
         async with engine.layout:
+            few = self._mergeable()
+            if not few:
+                return
             number = ledger.next_run
             kept = set(ledger.sources)
 
@@ -392,7 +389,15 @@ class Sorter:
                 engine.runs[number] = merged
             await engine.decided()
             for run in few:
-                await engine.env.worker.run(lambda one=run.number: engine.drop_run(one))  # type: ignore[misc]
+                await engine.env.worker.run(partial(engine.drop_run, run.number))
+
+    def _mergeable(self) -> list[RunFile]:
+        """Enough run files of about one size, the smallest first."""
+        sizes: dict[int, list[RunFile]] = {}
+        for run in self._engine.runs.values():
+            sizes.setdefault(run.count.bit_length() // 3, []).append(run)
+        few = min((runs for runs in sizes.values() if len(runs) >= MERGE_FILES), key=_rows_in, default=[])
+        return few if _rows_in(few) <= MERGE_ROWS_MAX else []
 
 
 def _rows_in(runs: list[RunFile]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headrace.controller.config import SECTIONS, Definitions, parse_definitions
 from headrace.core_log.config import Compression, DirectoryConfig, Durability, LogConfig
+from headrace.delay.config import DelayConfig
 from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.delivery.alarms import AlarmsConfig
 from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
@@ -282,6 +283,34 @@ class GroupsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class DelaySection:
+    tick_ms: int = setting(Milliseconds(1, MINUTE_MS), "due times are rounded up to whole ticks", 1)
+    horizon_s: int = setting(Seconds(1, 3600), "what is due within this waits in memory, with 16 bytes for each", 120)
+    hour_buckets: int = setting(Count(1, 10_000), "how many hours ahead a bucket holds an hour", 24)
+    day_buckets: int = setting(Count(1, 3660), "how many days ahead a bucket holds a day; later ones hold a month", 31)
+    shards: int = setting(Count(1, 1024), "partitions of a bucket, by the target of what is parked", 1)
+    sort_bytes: int = setting(Size(KIB), "how much of the intake may wait to be sorted into buckets", 16 * MIB)
+    sort_interval_s: int = setting(Seconds(1, 86_400), "how long a little of it may wait", 300)
+    prefetch_bytes: int = setting(Size(KIB), "memory for messages that are about to be due", 16 * MIB)
+    remembered: int = setting(
+        Count(0, 100_000_000), "fired messages of which cancelling still says that they have fired", 100_000
+    )
+
+    def values(self) -> DelayConfig:
+        return DelayConfig(
+            tick_ms=self.tick_ms,
+            horizon_s=self.horizon_s,
+            hour_bucket_count=self.hour_buckets,
+            day_bucket_count=self.day_buckets,
+            shard_count=self.shards,
+            sort_bytes=self.sort_bytes,
+            sort_interval_s=self.sort_interval_s,
+            prefetch_bytes=self.prefetch_bytes,
+            remembered_count=self.remembered,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TlsSection:
     certificate: Path | None = setting(
         FilePath(maybe=True), "PEM file of the server's certificate and those between it and its CA", None, live=True
@@ -377,6 +406,7 @@ class Config:
     mqtt: MqttSection = section(MqttSection)
     http: HttpSection = section(HttpSection)
     groups: GroupsSection = section(GroupsSection)
+    delay: DelaySection = section(DelaySection)
     tls: TlsSection = section(TlsSection)
     limits: LimitsSection = section(LimitsSection)
     alarms: AlarmsSection = section(AlarmsSection)

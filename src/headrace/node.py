@@ -156,6 +156,7 @@ async def open_delivery(
         clean=clean,
         log_config=config.storage.stream_defaults(),
         release_bytes_min=config.storage.release_bytes,
+        delay=config.delay.values(),
         fields_of=routing_fields,
         restate=mapping.to_amqp,
     )
