@@ -43,6 +43,8 @@ class Delayed:
         self._carriers: dict[DutyKind, Carrier] = {}
         self.config = DelayConfig()
         self.delays: Delays
+        # Messages whose exchange or queue was gone when they were due.
+        self.dropped_count = 0
 
     def open(self, env: Env, directory: LogDirectory, config: DelayConfig) -> None:
         """The engine is made, with this as its Fire."""

@@ -60,7 +60,6 @@ class DelayedPublishes:
         self._broker = broker
         # By protocol.
         self.words = {int(protocol): found for protocol, found in words.items()}
-        self.published_count = self.dropped_count = 0
 
     def place(self, duty: Duty, key: bytes) -> TargetPartition | None:
         log = self._log(duty, key)
@@ -93,7 +92,7 @@ class DelayedPublishes:
         self._broker.on_ready()
 
     def _drop(self, duty: Duty, run: DueRun, count: int) -> None:
-        self.dropped_count += count
+        self._broker.delayed.dropped_count += count
         _log.warning(
             "delayed messages were dropped: where they were to go is gone",
             extra={"vhost": duty.vhost, "exchange": duty.name, "key": run.keys[0], "count": count},
@@ -199,7 +198,6 @@ class DelayedPublishes:
             )
         if reached is not None:
             log.when_committed(reached, waiting.expect())
-        self.published_count += log.end - before
         return log.end > before
 
 

@@ -9,13 +9,21 @@ lists every name (a test holds the two together).
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import trio
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from headrace.delay.engine import LATENESS_S
 from headrace.gateways.delivery.access import Tag
 from headrace.gateways.delivery.alarms import Alarm
 from headrace.gateways.delivery.queue import Reason
@@ -175,7 +183,7 @@ def _of_node(door: "HttpDoor") -> Iterator[Metric]:
             family.add_metric([reason.value], counts[reason])
         yield family
     yield _counter("dead_letter_cycles", "Dead letters dropped since they went in a circle", broker.dropped_death_count)
-    yield _gauge("delayed_messages", "Messages that are parked until they are due", broker.delayed.delays.count())
+    yield from _of_delays(door)
     requests = CounterMetricFamily("headrace_http_requests", "Requests that were answered", labels=["status"])
     for status in ("2xx", "4xx", "5xx"):
         requests.add_metric([status], door.answers[status])
@@ -184,6 +192,32 @@ def _of_node(door: "HttpDoor") -> Iterator[Metric]:
     snapshot = broker.metadata.snapshot
     yield _gauge("exchanges", "Durable exchanges", len(snapshot.exchanges))
     yield _gauge("metadata_version", "Version of the metadata", snapshot.version)
+
+
+def _of_delays(door: "HttpDoor") -> Iterator[Metric]:
+    delayed = door.broker.delayed
+    delays, counters = delayed.delays, delayed.delays.counters
+    yield _gauge("delayed_messages", "Messages that are parked until they are due", delays.count())
+    yield _gauge("delayed_bytes", "Bytes of log that hold them", delays.byte_count)
+    yield _counter("delayed_parked", "Messages that were parked", counters.parked)
+    yield _counter("delayed_fired", "Parked messages that fell due", counters.fired)
+    yield _counter("delayed_cancelled", "Parked messages that were cancelled", counters.cancelled)
+    yield _counter("delayed_rescheduled", "Parked messages that got another due time", counters.rescheduled)
+    yield _counter("delayed_dropped", "Messages whose exchange or queue was gone when due", delayed.dropped_count)
+    sums = accumulate(counters.lateness)
+    bounds = [*map(str, LATENESS_S), "+Inf"]
+    yield HistogramMetricFamily(
+        "headrace_delayed_lateness_seconds",
+        "How long after its due time a parked message was handed over",
+        buckets=list(zip(bounds, sums, strict=True)),
+        sum_value=counters.lateness_us / 1e6,
+    )
+    schedules = GaugeMetricFamily("headrace_schedules", "Schedules", labels=["state"])
+    found = door.schedules.list()
+    paused = sum(one.definition.paused for one in found)
+    schedules.add_metric(["active"], len(found) - paused)
+    schedules.add_metric(["paused"], paused)
+    yield schedules
 
 
 def _of_log(counts: Mapping[str, StreamCounts]) -> Iterator[Metric]:

@@ -209,3 +209,20 @@ def test_a_kill_and_a_restart_lose_and_double_nothing(
     connection = pika.BlockingConnection(pika.URLParameters(broker.amqp_url()))
     assert taken(connection.channel(), "public") == ["1", "3", "4", "5", "6"]
     connection.close()
+
+
+def test_metrics_count_what_was_parked_fired_cancelled_and_dropped(
+    broker: EmbeddedBroker, http: httpx.Client, channel: BlockingChannel
+) -> None:
+    for name in ("fired", "cancelled", "waiting"):
+        park(channel, "public", name, 48 if name == "waiting" else 1, x_schedule_id=name)
+    channel.queue_declare("gone")
+    park(channel, "", "dropped", 1, key="gone")
+    channel.queue_delete("gone")
+    http.delete(f"{MESSAGES}/cancelled")
+    broker.clock.advance(hours=1)
+    told = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line.startswith("headrace_"))
+    counts = {name: float(told[f"headrace_delayed_{name}"]) for name in ("messages", "parked_total", "fired_total")}
+    assert counts == {"messages": 1, "parked_total": 4, "fired_total": 2}
+    assert float(told["headrace_delayed_cancelled_total"]) == float(told["headrace_delayed_dropped_total"]) == 1
+    assert float(told["headrace_delayed_lateness_seconds_count"]) == 2
