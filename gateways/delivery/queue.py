@@ -450,11 +450,14 @@ class Queue:
 
     def _deal(self, expired_max: int) -> None:
         while self.consumers and self.ready_count:
+            turn = self._turn
             consumer = self._next_consumer()
             if consumer is None:
                 break
             stretch = self._take(self._chunk(consumer.room()), offering=True, expired_max=expired_max)
             if stretch is None:
+                # Nothing may be seen yet: it is still this one's turn.
+                self._turn = turn
                 break
             self._hand_to(consumer, stretch)
 
@@ -462,6 +465,7 @@ class Queue:
         """The same where some want only part of it: those who find nothing more leave the round."""
         dry: set[Expression | None] = set()
         while self.ready_count:
+            turn = self._turn
             consumer = self._next_consumer(dry)
             if consumer is None:
                 break
@@ -469,6 +473,7 @@ class Queue:
             count = self._chunk(consumer.room())
             stretch = self._take(count, offering=True, expired_max=expired_max, wants=wants)
             if stretch is None:
+                self._turn = turn
                 dry.add(wants)
             else:
                 self._hand_to(consumer, stretch)

@@ -352,6 +352,21 @@ def test_committed_dispatch_waits_for_the_commit() -> None:
     assert taker.got == [b"0", b"1"]
 
 
+def test_consumers_take_turns_also_when_each_record_is_waited_for() -> None:
+    house = House(committed_dispatch=True)
+    takers = [Taker("a"), Taker("b")]
+    for taker in takers:
+        house.queue.add_consumer(taker)
+    for number in range(4):
+        run = house.log.append([b"key"], [b""], [b"%d" % number], timestamp_us=1, route_set=(VIEW,)).run
+        assert run is not None
+        house.queue.arrive(house.log, run.batch, run.first, run.last)
+        house.turn()
+        commit(house.log)
+        house.turn()
+    assert [taker.got for taker in takers] == [[b"0", b"2"], [b"1", b"3"]]
+
+
 # -- returns ----------------------------------------------------------------------------------------------------
 
 
