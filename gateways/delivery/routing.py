@@ -210,6 +210,12 @@ class Router(Generic[Q]):
         binding: Binding[Q] = Binding(exchange, DestinationKind.QUEUE, queue, key, arguments)
         return self._bind(binding, self._target_of(queue))
 
+    def check_filter(self, exchange: str, arguments: Table) -> None:
+        """Raises Invalid for a filter that a binding of this exchange cannot have: before it is written down."""
+        found = self._found(exchange)
+        target: _Target[Q] = found.target
+        _gate(found.settings, Binding(exchange, DestinationKind.EXCHANGE, "", "", arguments), target)
+
     def unbind_queue(self, exchange: str, queue: Q, key: str, arguments: Table = EMPTY) -> bool:
         """Whether the binding was there; then ask `is_unused` of an auto-delete exchange."""
         target = self._queues.get(queue)

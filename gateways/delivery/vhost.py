@@ -398,6 +398,7 @@ class VirtualHost:
         """Raises NotFound for ends that are not there. Routed with when this returns."""
         async with self._topology:
             durable = self._check_ends(binding)
+            self.router.check_filter(binding.source, binding.arguments)
             if durable:
                 await self._commit(PutBinding(binding))
             self._bind(binding)

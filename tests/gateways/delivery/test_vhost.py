@@ -6,8 +6,8 @@ from trio.testing import MockClock
 
 from headrace.controller.changes import DeletePolicy, DeleteVhost, create_vhost
 from headrace.controller.entities import ApplyTo, Binding, DestinationKind
-from headrace.controller.errors import LimitReached, NotFound
-from headrace.controller.table import EMPTY
+from headrace.controller.errors import Invalid, LimitReached, NotFound
+from headrace.controller.table import EMPTY, Table
 from headrace.gateways.delivery.queue import Overflow
 
 from .house import House, Taker
@@ -169,3 +169,35 @@ async def test_one_queue_too_many_is_refused_and_declaring_again_is_not(
         ):
             await running.declare("three", durable=durable)
         assert await running.declare("one", durable=durable) is running.host.queue("one")
+
+
+async def test_rules_of_a_policy_tag_by_key_and_go_with_it(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        assert running.host.target("amq.topic", b"fleet.eu.1", ["fleet.eu.1"]).tags == ()
+        kept = running.host.target("amq.topic", b"fleet.eu.1", ["fleet.eu.1"])
+        await running.policy({"tag-rules": {"fleet/{region}/#": "region={region}"}}, pattern=r"^amq\.topic$")
+        assert not running.host.is_current(kept)
+        target = running.host.target("amq.topic", b"fleet.eu.1", ["fleet.eu.1"], tags=("vip",))
+        assert target.tags == ("region=eu", "vip")
+        assert running.host.target("amq.direct", b"fleet.eu.1", ["fleet.eu.1"]).tags == ()
+        await running.metadata.commit(DeletePolicy("/", "p"))
+        assert running.host.target("amq.topic", b"fleet.eu.1", ["fleet.eu.1"]).tags == ()
+
+
+async def test_rules_that_cannot_be_understood_are_refused(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        for rules in ({"a/#/b": "x"}, {"a/{b}": "{c}"}, {"a": 5}, {}, "a -> b"):
+            with pytest.raises(Invalid, match="tag-rules"):
+                await running.policy({"tag-rules": rules})
+
+
+async def test_binding_with_an_unreadable_filter_is_not_written_down(autojump_clock: MockClock) -> None:
+    house = House()
+    async with house.broker() as running:
+        await running.declare("q")
+        with pytest.raises(Invalid, match="column 6"):
+            await running.host.bind(
+                Binding("/", "amq.topic", DestinationKind.QUEUE, "q", "#", Table({"x-filter": "eu ||"}))
+            )
+    async with house.broker() as running:
+        assert running.host.target("amq.topic", b"a", ["a"]).queues == ()
