@@ -55,7 +55,7 @@ from headrace.gateways.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties, PublishScans
+from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties, PublishScans, encode_blob
 from headrace.gateways.mqtt.proving import MECHANISM, Proven, Proving
 from headrace.gateways.mqtt.reasons import (
     MqttError,
@@ -601,6 +601,9 @@ class Client:
         self.client_id = client_id
         if connect.will is not None:
             self._check_publish(connect.will.topic.encode())
+            blob = encode_blob(replace(connect.will.properties, will_delay_interval=None))
+            if unkept := self.door.scans.of(blob).refusal:
+                raise MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, unkept)
         member = Member(self.user, self.vhost, self.connection.host, loopback=self.connection.is_loopback)
         refusal = self.door.limits.enter(member)
         if refusal is not None:

@@ -8,7 +8,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.gateways.amqp.serving import Reader
 
-from headrace.gateways.mqtt.packets import Publish, Subscription
+from headrace.gateways.mqtt.packets import Publish, Subscription, Will
+from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import ReasonCode, Version
 
 from .conftest import MqttBroker
@@ -207,3 +208,55 @@ def test_rule_tags_messages_of_clients_that_cannot(client: Open, channel: Blocki
     assert Reader(channel, queue, no_ack=True).bodies(1) == [b"1"]
     channel.basic_publish("amq.topic", f"fleet.{region}.x", b"4")
     assert payloads(subscriber, 1) == [b"4"]
+
+
+def test_tags_go_along_over_bindings_between_exchanges(client: Open, channel: BlockingChannel, name: str) -> None:
+    channel.exchange_declare(name, "fanout")
+    channel.exchange_bind("amq.topic", name)
+    subscriber = client()
+    subscriber.subscribe(f"{name}/#", **wanting("eu"))
+    for body, tag in ((b"1", "eu"), (b"2", "us")):
+        channel.basic_publish(name, f"{name}.a", body, pika.BasicProperties(headers={"x-tags": tag}))
+    channel.queue_declare("", exclusive=True)
+    assert payloads(subscriber, 1) == [b"1"]
+    subscriber.seen_all()
+
+
+def test_mandatory_message_that_no_subscription_wants_comes_back(
+    client: Open, channel: BlockingChannel, name: str
+) -> None:
+    subscriber = client()
+    subscriber.subscribe(name, **wanting("eu"))
+    channel.confirm_delivery()
+    channel.basic_publish("amq.topic", name, b"1", pika.BasicProperties(headers={"x-tags": "eu"}), mandatory=True)
+    with pytest.raises(pika.exceptions.UnroutableError):
+        channel.basic_publish("amq.topic", name, b"2", mandatory=True)
+    assert payloads(subscriber, 1) == [b"1"]
+
+
+def test_will_has_tags_and_one_that_cannot_be_kept_is_refused_at_once(wire: Open, client: Open, name: str) -> None:
+    subscriber = client()
+    subscriber.subscribe(name, **wanting("eu"))
+    refused = wire()
+    bad = Will(name, b"gone", properties=Properties(user_properties=tags("")))
+    assert refused.connect(will=bad).reason is ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+    for tag in ("us", "eu"):
+        client(will=Will(name, tag.encode(), properties=Properties(user_properties=tags(tag)))).cut()
+    assert payloads(subscriber, 1) == [b"eu"]
+
+
+def test_group_keeps_what_a_sleeping_member_wants_over_a_restart(own_broker: MqttBroker, name: str) -> None:
+    group, kept = f"$share/g/{name}/#", {"session_expiry_interval": 1000}
+    with own_broker.wire() as sleeper:
+        sleeper.connect(f"{name}-s", **kept)
+        sleeper.subscribe(group, qos=1, **wanting("us"))
+        sleeper.disconnect()
+    own_broker.restart()
+    with own_broker.wire() as eu, own_broker.wire() as writer, own_broker.wire() as again:
+        eu.connect(f"{name}-e", **kept)
+        eu.subscribe(group, qos=1, **wanting("eu"))
+        writer.connect()
+        publish_mixed(writer, f"{name}/a")
+        assert payloads(eu, 2) == [b"1", b"4"]
+        again.connect(f"{name}-s", clean_start=False, **kept)
+        assert payloads(again, 1) == [b"2"]
