@@ -84,6 +84,15 @@ def test_command_line_loads_nothing_heavy_before_a_command_asks_for_it() -> None
     assert ast.literal_eval(done.stdout) == []
 
 
+def test_command_that_asks_a_broker_loads_nothing_of_the_broker() -> None:
+    modules = {target.partition(":")[0] for target in cli.COMMANDS.values()}
+    asking = sorted(modules - {f"headrace.commands.{name}" for name in ("doctor", "log", "serve")})
+    heavy = "{'trio', 'numpy', 'msgspec', 'sqlalchemy', 'starlette'}"
+    script = f"import sys, {', '.join(asking)}; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == []
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
