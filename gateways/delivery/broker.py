@@ -885,9 +885,9 @@ class Broker:
             await self._ended.wait()
         # What leaves queues may be parked with it.
         await self.write_journal()
-        await self.delayed.delays.close()
-        # The metadata know, should there be no room.
+        # Its log and the metadata know, should there be no room.
         with suppress(DiskFull):
+            await self.delayed.delays.close()
             await self._write_configs()
 
     async def _keep_journal(self) -> None:

@@ -129,7 +129,8 @@ def decode_schedule(key: bytes, value: bytes) -> Schedule:
     vhost, name = split_key(key)
     try:
         stored = _decoder.decode(value)
-    except msgspec.DecodeError as error:
+        id, missed = UUID(bytes=stored.id), Missed(stored.missed)
+    except (msgspec.DecodeError, ValueError) as error:
         raise UnknownFormat(f"{STREAM_NAME}: schedule '{name}' cannot be read: {error}") from error
     if stored.format != FORMAT:
         raise UnknownFormat(f"{STREAM_NAME}: this release reads format {FORMAT}, schedule '{name}' has {stored.format}")
@@ -144,8 +145,8 @@ def decode_schedule(key: bytes, value: bytes) -> Schedule:
     return Schedule(
         vhost,
         name,
-        UUID(bytes=stored.id),
-        Definition(Cron(stored.cron, stored.zone), message, Missed(stored.missed), stored.paused),
+        id,
+        Definition(Cron(stored.cron, stored.zone), message, missed, stored.paused),
         stored.created_us,
         stored.revision,
         stored.number,
