@@ -191,7 +191,8 @@ class Scan:
         """Go on where reading ended, or begin with this extent."""
         source = extent.source
         known = self._source is source and max(extent.first, source.log_start) <= self._offset <= extent.end
-        if known and extent.seq <= self._read_seq <= extent.seq + extent.count:
+        # At its first record it begins: the same log may be gone through again (rewind.py).
+        if known and extent.seq < self._read_seq <= extent.seq + extent.count:
             return
         self._source, self._offset, self._read_seq = source, extent.first, extent.seq
         if extent.first < source.log_start:

@@ -137,3 +137,15 @@ def test_patience_ends_a_search_and_the_next_one_goes_on() -> None:
         tries += 1
         assert tries < 100
     assert values_of(found) == [b"50"]
+
+
+def test_records_that_a_lane_is_told_of_again_are_found_again() -> None:
+    house = House()
+    house.send(0, "eu", "us", "eu")
+    scan = Scan(house.lane, parse("eu"))
+    assert house.take_all(scan) == [b"0", b"2"]
+    house.lane.purge()
+    house.lane.extend(house.sources[0], 3, 0, 3)
+    assert house.take_all(scan) == [b"0", b"2"]
+    house.send(0, "eu")
+    assert house.take_all(scan) == [b"3"]
