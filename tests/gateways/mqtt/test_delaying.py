@@ -1,6 +1,7 @@
 """Delayed messages over MQTT with a real client: by topic in every version, by user properties in MQTT 5."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import paho.mqtt.client as mqtt
@@ -14,10 +15,13 @@ from paho.mqtt.properties import Properties
 from tests.running_broker import eventually
 
 from headrace.gateways.mqtt.delaying import Late, read
+from headrace.gateways.mqtt.packets import Connack, Connect, Pubcomp, Publish, Pubrec, Pubrel, QoS
 from headrace.gateways.mqtt.properties import Properties as Sent
 from headrace.gateways.mqtt.properties import encode_blob
-from headrace.gateways.mqtt.reasons import MqttError
+from headrace.gateways.mqtt.reasons import MqttError, ReasonCode
 from headrace.testing import EmbeddedBroker
+
+from .wire import Wire
 
 NOW_US = 1_700_000_000_000_000
 HOUR_MS = 3_600_000
@@ -273,3 +277,33 @@ def test_it_reaches_amqp_queues_when_due(broker: EmbeddedBroker, connect: Callab
     method, _properties, body = channel.basic_get(name)
     assert (method.routing_key, body) == (f"late.{name}", b"late")
     connection.close()
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["sent again", "released"])
+def test_a_late_message_with_qos_2_is_received_once_though_the_broker_is_killed(released: bool) -> None:
+    with EmbeddedBroker(doors=("mqtt",)) as broker:
+        topic = f"late/{next(names)}"
+        late = Publish(f"$delayed/3600/{topic}", b"once", QoS.EXACTLY_ONCE, packet_id=7)
+        connect = Connect("device", clean_start=False, properties=Sent(session_expiry_interval=86_400))
+        with Wire(broker.mqtt_port) as wire:
+            wire.send(connect)
+            wire.expect(Connack)
+            wire.send(late)
+            assert wire.expect(Pubrec).packet_id == 7
+            broker.kill()
+        broker.start()
+        with Wire(broker.mqtt_port) as wire:
+            wire.send(connect)
+            assert wire.expect(Connack).session_present
+            if not released:
+                wire.send(replace(late, dup=True))
+                assert wire.expect(Pubrec).reason is ReasonCode.SUCCESS
+            wire.send(Pubrel(7))
+            assert wire.expect(Pubcomp).reason is ReasonCode.SUCCESS
+        reader = Client(broker)
+        reader.subscribe(topic)
+        broker.clock.advance(hours=1, seconds=1)
+        eventually(lambda: bool(reader.got))
+        broker.clock.advance(hours=1)
+        assert reader.got == [(topic, b"once", False)]
+        reader.close()
