@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from headrace.controller.errors import NotFound
 from headrace.core_log.record import PROTOCOL_MASK, Protocol
 from headrace.delay.parked import DelayRefused, Outcome, Pending
 from headrace.gateways.delivery.access import Operation as Right
@@ -92,7 +93,7 @@ class Bucket(Answer, frozen=True, kw_only=True):
 
 
 class DelayedCounts(Answer, frozen=True, kw_only=True):
-    pending: int
+    pending: Annotated[int, Meta(description="all of them, whoever may see them")]
     targets: list[TargetCount]
     buckets: list[Bucket]
 
@@ -120,6 +121,16 @@ def _kind(duty: Duty) -> Any:
 def _may(visitor: Visitor, right: Right, duty: Duty) -> bool:
     # Runs of schedules are seen elsewhere.
     return duty.kind is not DutyKind.SCHEDULE and visitor.may(right, duty.vhost, duty.name)
+
+
+def _may_count(door: "HttpDoor", visitor: Visitor, duty: Duty) -> bool:
+    if duty.kind is not DutyKind.SCHEDULE:
+        return _may(visitor, Right.READ, duty)
+    try:
+        schedule = door.schedules.get(duty.vhost, duty.name)
+    except NotFound:
+        return False
+    return visitor.may(Right.READ, duty.vhost, schedule.definition.message.exchange)
 
 
 def _shown(door: "HttpDoor", one: Pending, *, base64: bool) -> DelayedMessage:
@@ -171,7 +182,7 @@ async def count_delayed(call: Call[Parameters, Parameters, None]) -> Reply:
     targets = []
     for target, pending in delays.counts().items():
         duty = decode_duty(target)
-        if pending and call.visitor.may_enter(duty.vhost):
+        if pending and _may_count(call.door, call.visitor, duty):
             targets.append(TargetCount(kind=_kind(duty), vhost=duty.vhost, name=duty.name, pending=pending))
     buckets = [
         Bucket(

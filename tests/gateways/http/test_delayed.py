@@ -179,6 +179,7 @@ def test_others_see_and_change_what_their_rights_allow(broker: EmbeddedBroker, c
     login = ("other", "sees little and writes less")
     with httpx.Client(base_url=broker.http_url(""), auth=login, timeout=30) as other:
         assert listed(other) == ["seen"]
+        assert [one["name"] for one in other.get(DELAYED).json()["targets"]] == ["public"]
         assert other.get(f"{MESSAGES}/hidden").status_code == 404
         assert other.delete(f"{MESSAGES}/seen").status_code == 403
         assert other.put(f"{MESSAGES}/seen", json={"delay_ms": 0}).status_code == 403
