@@ -34,7 +34,7 @@ from headrace.delay.decisions import (
     pack,
     unpack,
 )
-from headrace.delay.marks import INTAKE, OFFSET_MASK, Marks, Places, State, States, by_source, offset_of, source_of
+from headrace.delay.marks import INTAKE, OFFSET_MASK, Marks, Places, State, States, by_source
 
 
 @dataclass(slots=True, eq=False)
@@ -109,11 +109,14 @@ class Ledger:
         source = self.sources.get(number)
         if source is None:
             return np.full(len(places), State.FIRED, dtype=np.uint8)
-        return source.marks.get(places & OFFSET_MASK)
+        states = source.marks.get(places & OFFSET_MASK)
+        if number == INTAKE:
+            # Their marks are forgotten, and they are long decided, or stand elsewhere.
+            states[(places & OFFSET_MASK) < self.floor] = State.MOVED
+        return states
 
     def state(self, place: int) -> State:
-        source = self.sources.get(source_of(place))
-        return State.FIRED if source is None else source.marks.at(offset_of(place))
+        return State(int(self.states(np.array([place], dtype=np.int64))[0]))
 
     def producer(self, move: Move) -> Producer | None:
         return None if move.transfer is None else self.outbox.producer(move.transfer)

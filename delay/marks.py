@@ -35,18 +35,6 @@ class State(IntEnum):
     MOVED = 3
 
 
-def place_of(source: int, offset: int) -> int:
-    return source << OFFSET_BITS | offset
-
-
-def source_of(place: int) -> int:
-    return place >> OFFSET_BITS
-
-
-def offset_of(place: int) -> int:
-    return place & OFFSET_MASK
-
-
 def by_source(places: Places) -> list[tuple[int, slice | npt.NDArray[np.bool_]]]:
     """Each source among these places, and which of them are its own. One source is the usual case."""
     numbers = places >> OFFSET_BITS

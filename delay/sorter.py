@@ -17,7 +17,7 @@ import numpy.typing as npt
 import trio
 
 from headrace.core_log.errors import DiskFull
-from headrace.core_log.log import PartitionLog
+from headrace.core_log.log import PartitionLog, SyncJob
 from headrace.delay.bodies import Bodies, Integers, pick
 from headrace.delay.buckets import name_of, spans_of, starts_of
 from headrace.delay.decisions import Dropped, Merged, Moved, Opened, Sorted, Trimmed, pack
@@ -55,7 +55,7 @@ class _Pass:
     # Source, first offset and count of what was appended.
     moved: list[tuple[int, int, int]]
     # What must be durable before it is decided.
-    ends: list[tuple[PartitionLog, int]]
+    logs: list[PartitionLog]
     # Buckets that it writes to.
     sources: set[int] = field(default_factory=set)
 
@@ -65,6 +65,8 @@ class Sorter:
         self._engine = engine
         self._passes: list[_Pass] = []
         self._under_way = trio.Semaphore(1)
+        # A log has one sync at a time.
+        self._syncing = trio.Lock()
         # A bucket's stream is there and its sources are not yet.
         self._creating = False
         self._behind = False
@@ -143,13 +145,26 @@ class Sorter:
         """Wait until the buckets are durable; then it is decided."""
         engine = self._engine
         try:
-            await engine.durable(*((log, end) for log, end in one.ends))
+            async with self._syncing:
+                await self._sync(one.logs)
             async with engine.layout:
                 await self._finish(one)
         except DiskFull:
             self._give_up(one)
             raise
         self._passes.remove(one)
+
+    async def _sync(self, logs: list[PartitionLog]) -> None:
+        """Make the buckets safe apart from the committer: to sync fifty files must not hold up those who publish."""
+        jobs = [job for job in (log.begin_sync() for log in logs) if job is not None]
+        while True:
+            try:
+                await self._engine.env.worker.run(partial(_run_syncs, jobs))
+                break
+            except DiskFull:
+                await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
+        for job in jobs:
+            job.log.finish_sync(job)
 
     def _give_up(self, one: _Pass) -> None:
         """The same block is sorted again later."""
@@ -182,7 +197,7 @@ class Sorter:
             log.seal()
             one.new["place"][first:end] = np.arange(start, start + end - first) | (number << OFFSET_BITS)
             one.moved.append((number, start, end - first))
-            one.ends.append((log, int(log.end)))
+            one.logs.append(log)
 
     async def _choose(self, one: _Pass) -> Integers:
         """The source that each row goes to; buckets are made where there is none."""
@@ -398,6 +413,11 @@ class Sorter:
             sizes.setdefault(run.count.bit_length() // 3, []).append(run)
         few = min((runs for runs in sizes.values() if len(runs) >= MERGE_FILES), key=_rows_in, default=[])
         return few if _rows_in(few) <= MERGE_ROWS_MAX else []
+
+
+def _run_syncs(jobs: list[SyncJob]) -> None:
+    for job in jobs:
+        job.log.run_sync(job)
 
 
 def _rows_in(runs: list[RunFile]) -> int:

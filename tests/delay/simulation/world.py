@@ -25,6 +25,7 @@ from headrace.core_log.config import DirectoryConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.delay import engine as engine_module
+from headrace.delay import marks as marks_module
 from headrace.delay import search as search_module
 from headrace.delay import sorter as sorter_module
 from headrace.delay import waiting as waiting_module
@@ -87,6 +88,8 @@ def small_sizes() -> Iterator[None]:
             (engine_module, "BLOCK_COUNT_MAX", 8),
             (waiting_module, "BLOCK_COUNT_MAX", 8),
             (engine_module, "SNAPSHOT_BYTES", 2000),
+            (marks_module, "_BLOCK_BITS", 2),
+            (marks_module, "_BLOCK_SIZE", 4),
             (sorter_module, "MERGE_FILES", 3),
             (sorter_module, "_WINDOW_ROWS", 3),
             (search_module, "_ROWS_AT_ONCE", 4),
