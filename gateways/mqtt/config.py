@@ -25,6 +25,8 @@ class MqttConfig:
     # Messages with QoS 1 and 2 that may wait for a session besides those in flight; 0: all that retention keeps.
     session_messages_max: int = 0
     session_overflow: Overflow = Overflow.DROP_OLDEST
+    # Payloads of retained messages that are kept in memory, per vhost; the others are read when they are sent.
+    retained_bytes_max: int = 64 * 1024 * 1024
     # Lanes into which a shared subscription deals its topics, each for one member at a time; 0: members take turns.
     shared_lanes: int = 0
     # Bytes a connection may have waiting to be sent before more is left in the log.

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Protocol
 
@@ -50,6 +51,7 @@ from headrace.gateways.mqtt.quota import Quota
 from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.received import find_unnoted, forget_unwritten
 from headrace.gateways.mqtt.retained import Retained, RetainedMessages
+from headrace.gateways.mqtt.retained_log import RetainedLog
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Piece, Session
 from headrace.gateways.mqtt.sys_topics import PREFIX, Figures, SysTopics
@@ -80,7 +82,7 @@ class Shared:
     # The properties of a record from AMQP.
     to_mqtt: Callable[[bytes], Translated]
     sessions_log: PartitionLog
-    retained_log: PartitionLog
+    retained: RetainedLog
     # Whether a user may publish in a vhost to a topic, as a client of this identifier.
     may_publish: Callable[[str, str, str, str], bool]
     # Has something called with the end of the turn.
@@ -104,7 +106,9 @@ class Hub:
         self.log = host.exchange_log(EXCHANGE)
         self.sessions: dict[str, Session] = {}
         self.owners: dict[Session, Owner] = {}
-        self.retained = RetainedMessages()
+        self.retained = RetainedMessages(shared.config.retained_bytes_max)
+        # By origin: user and client id of each session.
+        self._publishers: dict[int, tuple[str, str]] = {}
         self.tally = Tally()
         self.sys_topics: SysTopics | None = None
         if shared.config.sys_period_s:
@@ -461,28 +465,28 @@ class Hub:
         """[MQTT-3.3.1-5] The last one of each topic is kept; one without a payload takes it away [MQTT-3.3.1-6]."""
         for place, (name, blob) in enumerate(zip(names, blobs, strict=True)):
             index = low + place
-            payload = batch.values[index]
-            expiry_us = batch.expiries.at(index)
-            timestamp_us = batch.timestamps.at(index)
-            if payload:
-                origin, offset = publisher(batch.origins.at(index)), batch.offset_at(index)
-                tags = batch.tags_at(index)
-                self.retained.put(Retained(name, blob, payload, qos, expiry_us, timestamp_us, origin, offset, tags))
-            elif not self.retained.remove(name):
-                continue
-            log = self.shared.retained_log
-            log.append(
-                [state.retained_key(self.host.name, name)],
-                [blob],
-                [payload],
-                timestamp_us=timestamp_us,
-                attributes=int(Vocabulary.MQTT_5) | qos << QOS_SHIFT | PERSISTENT,
-                expiry_us=expiry_us,
-                origin=publisher(batch.origins.at(index)),
-                tags=batch.tags_at(index),
+            origin = publisher(batch.origins.at(index))
+            user, client_id = self._publishers.get(origin, ("", ""))
+            message = Retained(
+                name,
+                blob,
+                batch.values[index],
+                qos,
+                batch.expiries.at(index),
+                batch.timestamps.at(index),
+                origin,
+                batch.offset_at(index),
+                batch.tags_at(index),
+                user,
+                client_id,
             )
+            if not message.payload and not self.retained.remove(name):
+                continue
+            stored = self.shared.retained.append(self.host.name, message)
+            if message.payload:
+                self.retained.put(replace(message, stored=stored))
             # In the group of the message itself, or with the next one.
-            committer = self.broker.directory.committer
+            committer, log = self.broker.directory.committer, self.shared.retained.log
             committer.urgent(log) if qos else committer.lazy(log)
 
     def send_retained(self, session: Session, interest: Interest, *, is_new: bool, below: int) -> None:
@@ -504,6 +508,8 @@ class Hub:
                 continue
             if interest.wants and not parse(interest.wants).matches(message.tags):
                 continue
+            if message.user and not self._may_still_publish(message):
+                continue
             session.offer_extra(
                 Extra(
                     message.topic,
@@ -512,9 +518,14 @@ class Hub:
                     min(message.qos, interest.qos),
                     True,
                     message.expiry_us,
+                    load=None if message.is_loaded else partial(self.shared.retained.payload, self.host.name, message),
                 )
             )
         session.pump()
+
+    def _may_still_publish(self, message: Retained) -> bool:
+        """M6: who has lost the right to publish there speaks to nobody new."""
+        return self.shared.may_publish(message.user, self.host.name, message.topic.decode(), message.client_id)
 
     # -- $SYS ---------------------------------------------------------------------------------------------------
 
@@ -561,6 +572,7 @@ class Hub:
         session.will = None
         session.expiry_s = expiry_s
         session.asleep_since_us = 0
+        self._publishers[session.origin] = (user, client_id)
         self.owners[session] = owner
         self.tally.connections += 1
         self.tally.clients_max = max(self.tally.clients_max, len(self.owners))
@@ -647,6 +659,7 @@ class Hub:
         session.end()
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+            self._publishers.pop(session.origin, None)
             self.tally.subscriptions -= len(session.interests)
         self._dirty.pop(session, None)
         if session.is_kept:
@@ -906,6 +919,7 @@ class Hub:
         """A session as the log has it, asleep."""
         session = self._new_session(client_id)
         in_log = state.restore_session(session, kept)
+        self._publishers[session.origin] = (session.user, client_id)
         session.is_kept = True
         self.sessions[client_id] = session
         self.tally.subscriptions += len(session.interests)

@@ -1,11 +1,15 @@
-"""The last retained message of each topic of a vhost, in memory, found by topic filters. Machine.
+"""The last retained message of each topic of a vhost, found by topic filters. Machine.
 
-The hub writes each change to `__retained` in the same turn, so both are what the log says.
+Small payloads are in memory as long as the budget lasts; the others are read from `__retained` when they are sent. The
+hub writes each change there in the same turn, so both are what the log says. Neighbours: retained_log.py.
 Invariant: a node of the tree without a message has something below it (the root excepted).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+# Larger payloads are never in memory.
+LOADED_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,13 @@ class Retained:
     # Of its record in the log of messages; -1: from before this start.
     offset: int = -1
     tags: tuple[str, ...] = ()
+    # Who published it, over MQTT; empty: nobody knows.
+    user: str = ""
+    client_id: str = ""
+    # The offset of its record in `__retained`; -1: it is in none.
+    stored: int = -1
+    # False: the payload is there, and not here.
+    is_loaded: bool = True
 
 
 @dataclass(slots=True)
@@ -29,9 +40,12 @@ class _Node:
 
 
 class RetainedMessages:
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int | None = None) -> None:
+        """`bytes_max`: of payloads in memory; None: all of them."""
         self._root = _Node()
         self._count = 0
+        self._bytes_max = bytes_max
+        # In memory.
         self.byte_count = 0
 
     def __len__(self) -> int:
@@ -48,6 +62,10 @@ class RetainedMessages:
             self._count += 1
         else:
             self.byte_count -= len(node.message.payload)
+        size = len(message.payload)
+        if self._bytes_max is not None and (size > LOADED_BYTES_MAX or self.byte_count + size > self._bytes_max):
+            assert message.stored >= 0, "what is not kept here can be read again"
+            message = replace(message, payload=b"", is_loaded=False)
         node.message = message
         self.byte_count += len(message.payload)
 

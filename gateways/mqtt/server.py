@@ -11,7 +11,6 @@ import trio
 
 from headrace.controller.changes import Change, DeletePermission, DeleteUser, DeleteVhost, PutPermission
 from headrace.controller.snapshot import Snapshot
-from headrace.core_log.record import QOS_MASK, QOS_SHIFT
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
@@ -28,7 +27,7 @@ from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.hub import COMPACTED, EXCHANGE, Hub, Shared
 from headrace.gateways.mqtt.properties import PublishScans
 from headrace.gateways.mqtt.reasons import ReasonCode
-from headrace.gateways.mqtt.retained import Retained
+from headrace.gateways.mqtt.retained_log import RetainedLog
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.shares import Shares
 from headrace.gateways.mqtt.topics import TopicNames
@@ -82,7 +81,7 @@ class MqttDoor:
             self.scans,
             to_mqtt,
             broker.private_log(state.SESSIONS_NAME, COMPACTED),
-            broker.private_log(state.RETAINED_NAME, COMPACTED),
+            RetainedLog(broker.private_log(state.RETAINED_NAME, COMPACTED)),
             self._may_publish,
             turn.before_end,
             version,
@@ -92,13 +91,10 @@ class MqttDoor:
 
     def load(self) -> None:
         """Sessions and retained messages as the log has them. Once the broker is loaded."""
-        for vhost, topic, message in self._retained():
+        for vhost, message in self._shared.retained.entries():
             if vhost in self.broker.vhosts:
-                place = self.place(vhost)
-                if message is None:
-                    place.hub.retained.remove(topic)
-                else:
-                    place.hub.retained.put(message)
+                retained = self.place(vhost).hub.retained
+                retained.put(message) if message.payload else retained.remove(message.topic)
         kept: dict[bytes, tuple[int, bytes]] = {}
         for offset, key, value in self._shared.sessions_log.entries():
             kept[key] = (offset, value)
@@ -112,28 +108,6 @@ class MqttDoor:
                 place.shares.restore(place.hub.restore(client_id.decode(), state.decode_session(value, offset)))
         for vhost, place in self._places.items():
             place.hub.set_right(noted.get(vhost, 0))
-
-    def _retained(self) -> list[tuple[str, bytes, Retained | None]]:
-        found = []
-        for run in self._shared.retained_log.runs():
-            batch = run.batch
-            for index in range(run.first, run.last):
-                vhost, topic = state.split_key(batch.keys[index])
-                payload = batch.values[index]
-                message = None
-                if payload:
-                    message = Retained(
-                        topic,
-                        batch.properties[index],
-                        payload,
-                        (batch.attributes.at(index) & QOS_MASK) >> QOS_SHIFT,
-                        batch.expiries.at(index),
-                        batch.timestamps.at(index),
-                        batch.origins.at(index),
-                        tags=batch.tags_at(index),
-                    )
-                found.append((vhost, topic, message))
-        return found
 
     def _may_publish(self, user: str, vhost: str, topic: str, client_id: str) -> bool:
         key = self.keys.key_of(topic.encode()).decode("utf-8", "surrogateescape")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_publish_run, publish_bytes, publish_first_byte
@@ -132,6 +133,8 @@ class Extra:
     share: str = ""
     seq: int = -1
     lane: int = 0
+    # Gets the payload when it is sent; None of it: the message is not there any more.
+    load: Callable[[], bytes | None] | None = None
 
 
 @dataclass(slots=True)
@@ -464,9 +467,11 @@ class Session:
             self._send_singly(link, piece, blobs, ids)
             return
         if qos:
-            flights, retain, offset = self.flights, piece.retain, piece.offset
-            for place, packet_id in enumerate(ids):
-                flights[packet_id] = Flight(offset + place, qos, retain, topics[place], blobs[place], payloads[place])
+            offset = piece.offset
+            columns = (range(offset, offset + count), repeat(qos), repeat(piece.retain), topics, blobs, payloads)
+            # A Flight for each, made in C: less than half of 0.8 us.
+            rows = zip(*columns, *map(repeat, Flight._field_defaults.values()), strict=False)
+            self.flights.update(zip(ids, map(tuple.__new__, repeat(Flight), rows), strict=True))
             self._note_progress()
         self.tally.delivered += count
         dup = qos > 0 and piece.offset < self.sent_below
@@ -531,8 +536,11 @@ class Session:
                         extra.settle(Outcome.ACCEPTED)
                     continue
                 blob = with_message_expiry(blob, left_s)
+            payload = extra.payload if extra.load is None else extra.load()
+            if payload is None:
+                continue
             packet_id = self._extra_id() if extra.qos else 0
-            flight = Flight(-1, extra.qos, extra.retain, extra.topic, blob, extra.payload, False, extra.settle)
+            flight = Flight(-1, extra.qos, extra.retain, extra.topic, blob, payload, False, extra.settle)
             if extra.share:
                 flight = flight._replace(share=extra.share, seq=extra.seq, lane=extra.lane)
             if extra.share and extra.qos == 2 and self.outlives:

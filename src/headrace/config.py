@@ -201,6 +201,11 @@ class MqttSection:
     session_overflow: Overflow = setting(
         Choice(tuple(Overflow)), "what is let go of when more would wait", Overflow.DROP_OLDEST
     )
+    retained_bytes_max: int = setting(
+        Size(0, 64 * GIB),
+        "payloads of retained messages kept in memory, in each vhost; others are read when sent",
+        64 * MIB,
+    )
     shared_lanes: int = setting(
         Count(0, 1024), "lanes of a shared subscription, so that a topic sticks to one member; 0: members take turns", 0
     )
@@ -235,6 +240,7 @@ class MqttSection:
             session_expiry_s_max=self.session_expiry_s_max,
             session_messages_max=self.session_messages_max,
             session_overflow=Overflow(self.session_overflow),
+            retained_bytes_max=self.retained_bytes_max,
             shared_lanes=self.shared_lanes,
             write_buffer_bytes=self.write_buffer_bytes,
             subscriptions_max=self.subscriptions_max,
