@@ -1,5 +1,6 @@
 """Delayed messages over AMQP with a real client: RabbitMQ's delayed message exchange, and delays on any publish."""
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import Any
 
 import pika
 import pytest
+from celery import Celery
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
 
@@ -416,3 +418,16 @@ def test_a_full_queue_refuses_it_when_due(
     broker.clock.advance(hours=1)
     assert taken(channel, name) == [b"one"]
     assert taken(channel, f"{name}-dead") == ([b"two"] if overflow.endswith("dlx") else [])
+
+
+def test_a_celery_task_is_delayed_by_one_header(broker: EmbeddedBroker, channel: BlockingChannel, name: str) -> None:
+    """Without a countdown, with which a worker would hold the message for all that time."""
+    channel.queue_declare(name, durable=True)
+    app = Celery(broker=broker.amqp_url().partition("?")[0])
+    with app.connection_for_write(heartbeat=0) as connection:
+        app.send_task("bill", ("late",), headers={"x-delay": HOUR_MS}, queue=name, connection=connection)
+        app.send_task("bill", ("now",), queue=name, connection=connection)
+    app.close()
+    assert [json.loads(body)[0] for body in taken(channel, name)] == [["now"]]
+    broker.clock.advance(hours=1)
+    assert [json.loads(body)[0] for body in taken(channel, name)] == [["late"]]
