@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 OFFSETS_CONFIG = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
 SWEEP_PERIOD_S = 60.0
+# The kind of a reset in the audit.
+RESET = "group-reset"
 # A stream that nothing was ever written to has no log yet that could tell of its first record.
 UNBORN_LOOK_S = 0.2
 READ_BYTES = 256 * 1024
@@ -331,26 +333,26 @@ class GroupCoordinator:
         await self._settled(name, group)
 
     async def reset(self, name: GroupName, offsets: Mapping[Slot, int], *, by: str, force: bool = False) -> None:
-        """`by`: whose doing it is, for the log."""
+        """`by`: whose doing it is, for the audit."""
         self.check_reset(name, offsets, force=force)
         group = self.groups.get(name) or ConsumerGroup()
-        before = {slot: group.committed.get(slot) for slot in offsets}
-        group.reset(offsets, self._clock.wall_us(), force=force)
-        self.groups.setdefault(name, group)
-        await self._settled(name, group)
-        for slot, offset in offsets.items():
-            found = before[slot]
-            told = {
-                "group": name.name,
-                "vhost": name.vhost,
+        moved = [
+            {
                 "stream": str(slot.stream),
                 "partition": slot.partition,
-                "was": None if found is None else found.offset,
+                "was": group.committed[slot].offset if slot in group.committed else None,
                 "now": offset,
-                "generation": group.generation,
-                "user": by,
             }
-            _log.warning("the offset of a group was reset", extra=told)
+            for slot, offset in offsets.items()
+        ]
+        group.reset(offsets, self._clock.wall_us(), force=force)
+        self.groups.setdefault(name, group)
+        about = {"vhost": name.vhost, "group": name.name, "generation": group.generation, "offsets": moved}
+        audit = self._broker.audit
+        audit.note(RESET, by, about)
+        await self._settled(name, group)
+        await self._broker.wait_committed(audit.log, audit.log.end)
+        _log.warning("offsets of a group were reset", extra={"user": by, **about})
 
     def check_reset(self, name: GroupName, offsets: Mapping[Slot, int], *, force: bool = False) -> None:
         """Raises if it would be refused."""

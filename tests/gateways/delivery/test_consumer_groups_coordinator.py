@@ -27,6 +27,7 @@ from headrace.gateways.delivery.consumer_groups import (
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
 from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
 from headrace.gateways.delivery.consumer_groups_coordinator import (
+    RESET,
     SWEEP_PERIOD_S,
     GroupCoordinator,
     Missing,
@@ -386,8 +387,10 @@ async def test_reset_is_refused_while_members_read_unless_forced_and_then_they_b
         await client.commit(2)
     assert await client.bodies(after=client.after) == [b"a", b"b"]
     await client.leave()
-    await groups.coordinator.reset(GROUP, {Slot(TOPIC, 0): 1}, by="eve")
+    await groups.coordinator.reset(GROUP, {Slot(TOPIC, 0): 1}, by="ann")
     assert await (await groups.join()).bodies() == [b"b"]
+    told = [(one["who"], one["group"], one["offsets"][0]["was"]) for one in groups.broker.audit.events(RESET)]
+    assert told == [("eve", GROUP.name, 2), ("ann", GROUP.name, 0)]
 
 
 async def test_reader_without_membership_commits_where_nobody_reads(groups: Groups) -> None:
