@@ -132,6 +132,8 @@ class Rewind:
         for lane in queue.lanes:
             # They were handed out before, or may have been.
             lane.delivered_below = lane.next_seq
+        # Some may have a time of their own.
+        queue.timed = True
         queue.count_bytes()
         self._broker.note_change(queue)
         self._broker.wake(queue)

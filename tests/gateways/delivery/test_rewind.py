@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import trio
 from tests.gateways.delivery.house import House, Running, Taker
 
 from headrace.controller.entities import Binding, DestinationKind
@@ -163,6 +164,18 @@ async def test_rewound_messages_are_held_back_from_retention() -> None:
         assert pinned(log) in (None, 10)
         await rewind(running, queue, 3)
         assert pinned(log) == 3
+
+
+async def test_message_whose_own_time_is_over_leaves_again(autojump_clock: Any) -> None:
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        await running.publish("q", b"short", ttl_ms=1000)
+        await running.publish("q", b"long", ttl_ms=100_000)
+        assert running.bodies("q") == [b"short", b"long"]
+        await trio.sleep(5)
+        await rewind(running, queue, 0)
+        assert running.bodies("q") == [b"long"]
+        assert queue.message_count == 0
 
 
 async def test_limit_in_bytes_counts_what_came_back() -> None:

@@ -348,8 +348,6 @@ def test_long_poll_of_a_topic_that_is_deleted_ends(broker: HttpBroker, http: htt
     with ThreadPoolExecutor(1) as pool, broker.client() as other:
         path = f"{TOPICS}/{topic}/partitions/0/messages"
         waiting = pool.submit(other.get, path, params={"wait_ms": PATIENCE_S * 1000})
-        while not http.get("/metrics").text.count("headrace_connections "):
-            pass
         http.delete(f"{TOPICS}/{topic}")
         assert code(waiting.result(PATIENCE_S)) == "not_found"
 
@@ -365,9 +363,9 @@ def test_stop_ends_long_polls(own_broker: HttpBroker) -> None:
 
         waiting = pool.submit(poll)
         asked.wait()
-        # The request is on its way once another that was made behind it is answered.
+        # Nothing tells that a request has come to wait; this is time enough, and too little of it fails.
         client.get("/api/v1/health")
-        time.sleep(0.2)
+        time.sleep(0.5)
         own_broker.stop()
         assert waiting.result(PATIENCE_S)["messages"] == []
 
