@@ -66,6 +66,19 @@ def test_every_command_and_option_says_what_it_is_for() -> None:
             assert not isinstance(one, click.Option) or one.help, f"{name} {one.opts}"
 
 
+def test_shells_complete_commands_and_their_options() -> None:
+    script = "import sys; sys.argv[0] = 'headrace'; from headrace.cli import main; main()"
+
+    def completed(words: str) -> list[str]:
+        asked = {"_HEADRACE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | asked)
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert completed("headrace top") == ["topics"]
+    assert completed("headrace topics gr") == ["grow"]
+    assert "--retention-bytes" in completed("headrace topics create --ret")
+
+
 def test_unknown_command_is_a_usage_error() -> None:
     done = run("srve")
     assert (done.returncode, done.stdout) == (2, "")
