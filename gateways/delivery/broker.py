@@ -799,12 +799,14 @@ class Broker:
                 if queue.consumers:
                     queue.dispatch()
                     self._note_hidden(queue)
+                    if queue.is_unfinished:
+                        self._scanning.add(queue)
                 if queue.readers:
                     for reader in list(queue.readers.values()):
                         reader.dispatch()
+                        if reader.is_unfinished:
+                            self._scanning.add(queue)
                     self._note_hidden(queue)
-                if queue.is_unfinished or any(reader.is_unfinished for reader in queue.readers.values()):
-                    self._scanning.add(queue)
                 queue.keep_limits()
                 if queue.timed or queue.settings.message_ttl_ms is not None:
                     self._watch_head(queue)

@@ -415,6 +415,8 @@ class Queue:
         place = self.consumers.index(consumer)
         del self.consumers[place]
         self._filters.remove(consumer)
+        # Whoever is left says for itself whether there is more to look at.
+        self.is_unfinished = False
         if place < self._turn:
             self._turn -= 1
         if self.group is not None:
@@ -425,20 +427,22 @@ class Queue:
         if self._dispatching or self.deleted:
             return
         self._dispatching = True
-        self.is_unfinished = False
-        self._filters.begin_turn()
+        filtered = bool(self._filters)
+        if filtered:
+            self.is_unfinished = False
+            self._filters.begin_turn()
         for lane in self.lanes:
             lane.hidden_in = None
         try:
             patience = self.expired_count + EXPIRED_PER_TURN
-            if self.group is None and self._filters:
+            if self.group is None and filtered:
                 self._deal_filtered(patience)
             elif self.group is None:
                 self._deal(patience)
             else:
                 while self._deal_lanes(self.group, patience):
                     pass
-            if self._filters:
+            if filtered:
                 self.is_unfinished = self._filters.is_tired
                 if self.settings.filter_unmatched is not Unmatched.STAY:
                     self._leave_unmatched()

@@ -90,3 +90,31 @@ async def test_rewound_queue_is_filtered_again(autojump_clock: MockClock) -> Non
         await trio.lowlevel.checkpoint()
         assert taker.got == [b"0 eu", b"2 eu", b"2 eu"]
         assert queue.ready_count == 1
+
+
+async def test_search_ends_with_its_consumer(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "TURN_BYTES", 4000)
+    monkeypatch.setattr(scan, "READ_BYTES", 500)
+    async with House().broker() as running:
+        queue = await running.declare("q")
+        await publish(running, "q", ["us"] * 500)
+        turns = 0
+
+        def ready() -> None:
+            nonlocal turns
+            turns += 1
+            running.broker.dispatch()
+
+        running.broker.on_ready = ready
+        taker, other = Taker(), Taker(no_ack=False)
+        queue.add_consumer(taker, parse("eu"))
+        running.broker.wake(queue)
+        running.broker.dispatch()
+        assert queue.is_unfinished
+        queue.remove_consumer(taker)
+        queue.add_consumer(other)
+        running.broker.wake(queue)
+        running.broker.dispatch()
+        await trio.sleep(1)
+        assert len(other.got) == 500
+        assert turns < 5
