@@ -191,7 +191,8 @@ class DelayedPublishes:
                 run.keys[first:last],
                 properties,
                 run.values[first:last],
-                settled=run.settled,
+                # Runs come in the order of their numbers: what is missing before this one was dropped.
+                settled=max(run.settled, producer.first_sequence),
                 attributes=run.attributes,
                 expiry_us=expiry_us,
                 origin=origin,
