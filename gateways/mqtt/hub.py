@@ -8,7 +8,6 @@ Sessions that sleep cost nothing here: no publish looks at them, and nothing is 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -23,7 +22,7 @@ from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, QOS_MASK, QOS_SH
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.delay.wheel import Timer
 from headrace.filtering.expression import parse
-from headrace.filtering.tags import NO_TAGS, Tags
+from headrace.filtering.tags import NO_TAGS, Tags, is_small
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.vhost import Target, VirtualHost
@@ -44,6 +43,7 @@ from headrace.gateways.mqtt.interest import (
     Topics,
     identifiers_of,
 )
+from headrace.gateways.mqtt.keeping import SessionStates
 from headrace.gateways.mqtt.origin import origin_of, publisher, with_ids
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import PublishScans, encode_blob, encode_subscription_identifiers
@@ -62,12 +62,9 @@ _log = logging.getLogger(__name__)
 
 EXCHANGE = "amq.topic"
 SYS = PREFIX.encode()
-STATE_PERIOD_S = 1.0
 WILL_RETRY_S = 5.0
 GATHER_S = 0.05
 GATHERS_MAX = 40
-# A start reads so many records again at most, and those of the last second.
-MARK_COUNT = 250_000
 COMPACTED = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
 
 
@@ -119,6 +116,7 @@ class Hub:
         # By key; with tags, by both.
         self.parking = Parking(self.broker, EXCHANGE, host.name, shared.keys.key_of)
         self._targets: dict[bytes | tuple[bytes, Tags], Target] = {}
+        self.states = SessionStates(self.broker, host.name, self.log, shared.sessions_log)
         self._catch_up = CatchUp(
             self.log,
             self.broker.env.storage,
@@ -130,25 +128,11 @@ class Hub:
         self._wake = trio.Event()
         # Sessions with something that must be committed before it may go out.
         self._uncommitted: dict[Session, None] = {}
-        # Those whose state waits for room on the disk, and what they call then.
-        self._unwritten: list[tuple[Session, Callable[[], None]]] = []
-        # Sessions whose state is to be written; True: its client waits for that.
-        self._dirty: dict[Session, bool] = {}
-        self._dirty_wake = trio.Event()
-        # While a QoS 2 publish is under way: where it began.
-        self._noted_to: int | None = None
-        # How far the last mark in `__sessions` says that states know what was received.
-        self._marked_to = 0
-        # By client id: set when a session that ended is gone for good.
-        self._ending: dict[str, trio.Event] = {}
-        self._nursery: trio.Nursery | None = None
         # What happens to sleeping sessions when their time has come.
         self._expiries: dict[Session, Timer[Callable[[], None]]] = {}
         self._wills: dict[Session, Timer[Callable[[], None]]] = {}
         # Told of sessions that are over, before what they held is given back.
         self.ended: Callable[[Session], None] = lambda session: None
-        # Whether a group has still to pass over a message (share, lane, number).
-        self.is_taken: Callable[[str, int, int], bool] = lambda share, lane, seq: False
         # What clients publish with QoS 0 and 1, until the turn ends.
         self.intake = Intake(self.publish, self.log.when_committed, shared.before_end)
         self.broker.taps[self.log] = self
@@ -227,7 +211,7 @@ class Hub:
     ) -> None:
         """The same with QoS 2, for identifiers that are free: they are taken with that, also after a crash."""
         self.intake.flush()
-        self._noted_to = int(self.log.end)
+        self.states.noted_to = int(self.log.end)
         try:
             origin = with_ids(session.origin, packet_ids) if session.outlives else session.origin
             self.publish(topics, blobs, payloads, qos=2, retain=retain, version=version, origin=origin, refused=refused)
@@ -236,9 +220,9 @@ class Hub:
             for place in refused:
                 del session.incoming[packet_ids[place]]
         finally:
-            self._noted_to = None
+            self.states.noted_to = None
         if session.outlives:
-            self._changed(session, False)
+            self.states.changed(session)
 
     def _groups(
         self, keys: Sequence[bytes], blobs: Sequence[bytes], attributes: int
@@ -274,7 +258,7 @@ class Hub:
                 return self.broker.fields_of(self.broker.restated(key, blob, attributes))[0]
 
             target = self.host.target(EXCHANGE, key, [key.decode("utf-8", "surrogateescape")], headers, tags=tags)
-            if target.route.reads_message or len(key) > KNOWN_TOPIC_BYTES_MAX:
+            if target.route.reads_message or len(key) > KNOWN_TOPIC_BYTES_MAX or not is_small(tags):
                 return target
             if len(self._targets) >= TOPICS_MAX:
                 self._targets.clear()
@@ -451,8 +435,7 @@ class Hub:
 
     def _advanced(self, log: PartitionLog) -> None:
         """The log is committed further."""
-        if log.end > self._marked_to + MARK_COUNT:
-            self._dirty_wake.set()
+        self.states.advanced()
         waiting, self._uncommitted = self._uncommitted, {}
         for session in waiting:
             session.pump()
@@ -586,10 +569,10 @@ class Hub:
         if not session.live:
             self._fall_behind(session)
         if session.outlives:
-            self._changed(session, False)
-        elif session.is_kept:
+            self.states.changed(session)
+        else:
             # From now on it ends with its connection, and so with the broker.
-            self._forget(session)
+            self.states.forget(session)
         return session, present
 
     async def make_way(self, client_id: str, user: str, *, clean_start: bool) -> None:
@@ -604,19 +587,17 @@ class Hub:
                     assert session not in self.owners, "whoever is taken over has let go"
                 if self.sessions.get(client_id) is session:
                     self.end(session)
-            gone = self._ending.get(client_id)
-            if gone is None:
+            if not await self.states.gone(client_id):
                 return
-            await gone.wait()
 
     def _new_session(self, client_id: str) -> Session:
         clock = self.broker.env.clock
         session = Session(client_id, now_us=clock.wall_us, origin=origin_of(client_id), tally=self.tally)
         session.position = self.log.end
         session.committed = lambda: int(self.log.high_watermark)
-        session.changed = lambda at_once: self._changed(session, at_once)
+        session.changed = lambda at_once: self.states.changed(session, at_once)
         session.hungry = lambda: self._feed_soon(session)
-        session.write = lambda done: self._write(session, done)
+        session.write = lambda done: self.states.write(session, done)
         config = self.shared.config
         if config.session_messages_max:
             session.quota = Quota(config.session_messages_max, config.session_overflow)
@@ -636,7 +617,7 @@ class Hub:
             self.end(session)
             return
         session.asleep_since_us = self.broker.env.clock.wall_us()
-        self._changed(session, False)
+        self.states.changed(session)
         self._wake_later(session)
 
     def _wake_later(self, session: Session) -> None:
@@ -661,38 +642,7 @@ class Hub:
             del self.sessions[session.client_id]
             self._publishers.pop(session.origin, None)
             self.tally.subscriptions -= len(session.interests)
-        self._dirty.pop(session, None)
-        if session.is_kept:
-            self._forget(session)
-
-    def _forget(self, session: Session) -> None:
-        """Nothing of it is kept from now on."""
-        session.is_kept = False
-        self._dirty.pop(session, None)
-        self._ending[session.client_id] = trio.Event()
-        if session.handed and self._nursery is not None:
-            self._nursery.start_soon(self._forget_settled, session)
-        else:
-            self._append_end(session)
-
-    async def _forget_settled(self, session: Session) -> None:
-        """What it had of shared subscriptions must be settled for good first: nobody else may get it."""
-        await self.broker.write_journal()
-        self._append_end(session)
-
-    def _append_end(self, session: Session) -> None:
-        client_id, log = session.client_id, self.shared.sessions_log
-
-        def safe() -> None:
-            self._ending.pop(client_id).set()
-
-        try:
-            end = self._append_state(session, b"")
-        except DiskFull:
-            self.broker.timers.after(STATE_PERIOD_S, lambda: self._append_end(session))
-            return
-        log.when_committed(end, safe)
-        self.broker.directory.committer.urgent(log)
+        self.states.forget(session)
 
     def _publish_will(self, session: Session) -> None:
         self._cancel_timer(self._wills, session)
@@ -700,7 +650,7 @@ class Hub:
         if will is None:
             return
         if session.outlives:
-            self._changed(session, False)
+            self.states.changed(session)
         # Rights may have been taken since CONNECT (M7).
         try:
             blob = encode_blob(replace(will.properties, will_delay_interval=None))
@@ -790,8 +740,7 @@ class Hub:
     async def run(self) -> None:
         """Feed those who are behind, and write down sessions, until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self._keep_states)
+            nursery.start_soon(self.states.run)
             while True:
                 await self._wake.wait()
                 self._wake = trio.Event()
@@ -820,100 +769,9 @@ class Hub:
 
     # -- what is written down -----------------------------------------------------------------------------------
 
-    def _changed(self, session: Session, at_once: bool) -> None:
-        if at_once:
-            self._write(session, session.to_release())
-            return
-        if not self._dirty:
-            self._dirty_wake.set()
-        self._dirty[session] = True
-
-    def _write(self, session: Session, done: Callable[[], None]) -> None:
-        """The same as `keep` for those who cannot tell anybody that the disk is full: they wait."""
-        try:
-            self.keep(session, done)
-        except DiskFull:
-            self._unwritten.append((session, done))
-            self._dirty_wake.set()
-
     def keep(self, session: Session, done: Callable[[], None], *, first: bool = False) -> None:
-        """Write the session down; `done` is called when that is safe. One that ends with its connection is not
-        written at all. `first`: before what is appended to other logs from now on, where the disk has room."""
-        self._dirty.pop(session, None)
-        if not session.outlives:
-            done()
-            return
-        session.is_kept = True
-        end = self._append_state(session, self._encode(session))
-        log = self.shared.sessions_log
-        log.when_committed(end, done)
-        self.broker.directory.committer.urgent(log)
-        if first:
-            # A full disk is the committer's to wait for.
-            with suppress(DiskFull):
-                log.seal()
-
-    def _encode(self, session: Session) -> bytes:
-        end = int(self.log.end)
-        return state.encode_session(session, end, end if self._noted_to is None else self._noted_to)
-
-    def _append_state(self, session: Session, value: bytes) -> int:
-        return self._append(state.session_key(self.host.name, session.client_id), value)
-
-    def _append(self, key: bytes, value: bytes) -> int:
-        appended = self.shared.sessions_log.append(
-            [key],
-            [b""],
-            [value],
-            timestamp_us=self.broker.env.clock.wall_us(),
-            attributes=PERSISTENT,
-        )
-        return int(appended.next_offset)
-
-    async def _keep_states(self) -> None:
-        while True:
-            await self._dirty_wake.wait()
-            await self.broker.env.clock.sleep(STATE_PERIOD_S)
-            self._dirty_wake = trio.Event()
-            try:
-                self.write_states()
-            except DiskFull:
-                self._dirty_wake.set()
-                continue
-            unwritten, self._unwritten = self._unwritten, []
-            for session, done in unwritten:
-                self._write(session, done)
-            await self._let_go_of_handed()
-
-    async def _let_go_of_handed(self) -> None:
-        """Once the groups' journal has that they are settled, the states of sessions need not name them."""
-        known = {
-            session: [one for one in session.handed if not self.is_taken(*one)]
-            for session in self.sessions.values()
-            if session.handed
-        }
-        if any(known.values()):
-            await self.broker.write_journal()
-            for session, handed in known.items():
-                for one in handed:
-                    session.handed.pop(one, None)
-                self._changed(session, False)
-
-    def write_states(self) -> None:
-        """What acknowledgements have moved since the last time. A crash before that repeats them, with the same
-        packet identifiers. Raises DiskFull; what was not written is tried again."""
-        some = bool(self._dirty)
-        while self._dirty:
-            session = next(iter(self._dirty))
-            if session.outlives:
-                session.is_kept = True
-                self._append_state(session, self._encode(session))
-            del self._dirty[session]
-        if some or self.log.end > self._marked_to + MARK_COUNT:
-            # Behind all of them: whoever finds it after a crash has them too.
-            self._marked_to = int(self.log.end)
-            self._append(state.noted_key(self.host.name), state.encode_noted(self._marked_to))
-            self.broker.directory.committer.lazy(self.shared.sessions_log)
+        """See keeping.py."""
+        self.states.keep(session, done, first=first)
 
     def restore(self, client_id: str, kept: state.SessionState) -> Session:
         """A session as the log has it, asleep."""
@@ -937,14 +795,14 @@ class Hub:
             # may be a repetition must say so, and may say so if it is none.
             session.sent_below = int(self.log.end)
             session.asleep_since_us = self.broker.env.clock.wall_us()
-            self._changed(session, False)
+            self.states.changed(session)
         self._wake_later(session)
         return session
 
     def set_right(self, noted_to: int) -> None:
         """All sessions are restored: what they received after their states were written is found in the log."""
         for session in find_unnoted(self.log, self.sessions.values(), noted_to):
-            self._changed(session, False)
+            self.states.changed(session)
 
     def _read_flight(self, session: Session, kept: state.FlightState) -> Flight | None:
         try:
@@ -974,8 +832,8 @@ class Hub:
         self.broker.taps.pop(self.log, None)
         for session in self.sessions.values():
             if session.outlives:
-                self._dirty[session] = True
-        self.write_states()
+                self.states.changed(session)
+        self.states.close()
 
 
 def _not_for(target: Target, full: Sequence[Queue]) -> Target:

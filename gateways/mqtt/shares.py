@@ -118,7 +118,7 @@ class Shares:
         # By filter, the lanes and numbers of QoS 2 messages that were with a session when the broker ended.
         self._taken: dict[str, set[tuple[int, int]]] = {}
         hub.ended = self._session_ended
-        hub.is_taken = self._is_taken
+        hub.states.is_taken = self._is_taken
 
     def _member(self, session: Session, interest: Interest) -> Member:
         members = self._members.setdefault(interest.filter, {})

@@ -25,7 +25,7 @@ from headrace.core_log.real import real_env
 from headrace.core_log.storage.memory import MemoryFile, MemoryStorage
 from headrace.core_log.storage.tree import Change, ContentChange
 from headrace.gateways.delivery import broker
-from headrace.gateways.mqtt import hub
+from headrace.gateways.mqtt import keeping
 from headrace.gateways.mqtt.packets import (
     Packet,
     Puback,
@@ -222,7 +222,7 @@ async def test_message_of_a_group_comes_to_one_member_once_whenever_the_power_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that both logs are written many times while the messages are on their way.
-    monkeypatch.setattr(hub, "STATE_PERIOD_S", 0.02)
+    monkeypatch.setattr(keeping, "STATE_PERIOD_S", 0.02)
     monkeypatch.setattr(broker, "JOURNAL_PERIOD_S", 0.03)
     storage = MemoryStorage()
     known = Member()
