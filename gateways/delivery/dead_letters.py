@@ -8,6 +8,7 @@ Neighbours: redrive.py takes them back, gateways/http/dead_letters.py lists them
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from headrace.core_log.record import Headers, RecordBatch
 from headrace.filtering.expression import Expression, Spans
@@ -18,6 +19,8 @@ from headrace.gateways.delivery.relocation import (
     ORIGIN_STREAM,
 )
 from headrace.gateways.delivery.retry import ATTEMPT, REASON, attempts_in
+
+T = TypeVar("T")
 
 # The headers of a record in the words of its protocol, as AMQP has them.
 HeadersOf = Callable[[RecordBatch, int], Mapping[str, object]]
@@ -125,16 +128,16 @@ class Wanted:
         )
 
 
-class Selection:
+class Selection(Generic[T]):
     """Goes through a lane as a filter does (scan.py), and asks more of a record than its tags."""
 
-    def __init__(self, wanted: Wanted, judge: Callable[[RecordBatch, int], "DeadLetter | None"]) -> None:
-        """`judge` tells, of a record whose tags are right, what is known of it; None: it stays where it is."""
+    def __init__(self, wanted: Wanted, judge: Callable[[RecordBatch, int], T | None]) -> None:
+        """`judge` tells, of a record whose tags are right, what becomes of it; None: it stays where it is."""
         self.wanted = wanted
         self._judge = judge
         # What was found in the batch that was looked at last: a scan asks about it again and again.
         self._batch: RecordBatch | None = None
-        self._found: dict[int, DeadLetter | None] = {}
+        self._found: dict[int, T | None] = {}
 
     def may_match(self, summary: bytes) -> bool:
         return self.wanted.tags is None or self.wanted.tags.may_match(summary)
@@ -147,29 +150,21 @@ class Selection:
         within = [(first, last)] if tags is None else tags.spans(batch, first, last)
         return list(self._runs(batch, within))
 
-    def letter(self, batch: RecordBatch, index: int) -> DeadLetter | None:
+    def found(self, batch: RecordBatch, index: int) -> T | None:
         if batch is not self._batch:
             self._batch, self._found = batch, {}
-        found = self._found.get(index, _UNSEEN)
-        if isinstance(found, _Unseen):
-            found = self._found[index] = self._judge(batch, index)
-        return found
+        if index not in self._found:
+            self._found[index] = self._judge(batch, index)
+        return self._found[index]
 
     def _runs(self, batch: RecordBatch, within: Spans) -> Iterator[tuple[int, int]]:
         for low, high in within:
             start: int | None = None
             for index in range(low, high):
-                if self.letter(batch, index) is not None:
+                if self.found(batch, index) is not None:
                     start = index if start is None else start
                 elif start is not None:
                     yield start, index
                     start = None
             if start is not None:
                 yield start, high
-
-
-class _Unseen:
-    pass
-
-
-_UNSEEN = _Unseen()

@@ -23,18 +23,19 @@ from uuid import UUID
 import trio
 
 from headrace.core_log.errors import HeadraceError, Refused
-from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, RecordBatch
+from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Headers, RecordBatch
 from headrace.gateways.delivery.audit import Audit
 from headrace.gateways.delivery.dead_letters import DeadLetter, Selection, Wanted, read, revived
 from headrace.gateways.delivery.lane import Lane, Stretch
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
 from headrace.gateways.delivery.scan import READ_BYTES, Patience, Scan
-from headrace.gateways.delivery.transfers import Letter
+from headrace.gateways.delivery.transfers import Piece
+from headrace.gateways.delivery.vhost import Target
 
 if TYPE_CHECKING:
     from headrace.gateways.delivery.broker import Broker
-    from headrace.gateways.delivery.vhost import Target, VirtualHost
+    from headrace.gateways.delivery.vhost import VirtualHost
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +45,29 @@ UNDER_WAY_MAX = 16_384
 # Redrives that have ended and are still told of.
 ENDED_MAX = 100
 NOTE_PERIOD_S = 10.0
+# Kinds of dead letters that are remembered.
+KNOWN_MAX = 4096
 KIND = "redrive"
 
 # Properties without what tells of a death, in the words of a protocol.
 Revive = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """What becomes of records that are alike."""
+
+    is_wanted: bool
+    # The queue it goes to, which is not there if there is no target.
+    name: str = ""
+    target: "Target | None" = None
+    attributes: int = 0
+    key: bytes = b""
+    properties: bytes = b""
+    headers: Headers = ()
+
+
+_UNWANTED = _Way(False)
 
 
 class State(StrEnum):
@@ -123,7 +143,9 @@ class Redrive:
         self._under_way = 0
         self._fewer = trio.Event()
         self._noted_s = self._broker.env.clock.monotonic()
-        self._ways: dict[str, Target | None] = {}
+        self._targets: dict[str, Target] = {}
+        # What becomes of records with these properties, key and attributes.
+        self._known: dict[tuple[bytes, bytes, int], _Way] = {}
 
     def cancel(self) -> None:
         """Take no more. What is on its way gets there."""
@@ -132,32 +154,54 @@ class Redrive:
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    def _judge(self, batch: RecordBatch, index: int) -> DeadLetter | None:
-        """What is known of a record that is wanted and can go somewhere."""
+    def _judge(self, batch: RecordBatch, index: int) -> "_Way | None":
+        """What becomes of a record that is wanted and can go somewhere."""
+        places = self.request.wanted.places
+        if places and not any(offset == batch.offset_at(index) for _stream, _partition, offset in places):
+            return None
+        neutral = batch.headers[index] if batch.headers is not None else ()
+        found = None
+        if not neutral:
+            # Dead letters of one publisher and one second are often alike but for their bodies.
+            known = (batch.properties[index], batch.keys[index], batch.attributes.at(index))
+            found = self._known.get(known)
+        if found is None:
+            found = self._look(batch, index, neutral)
+            if not neutral:
+                if len(self._known) >= KNOWN_MAX:
+                    self._known.clear()
+                self._known[known] = found
+        if not found.is_wanted:
+            return None
+        self.progress.matched += 1
+        if found.target is None:
+            self.progress.without_way += 1
+            return None
+        return found
+
+    def _look(self, batch: RecordBatch, index: int, neutral: Headers) -> "_Way":
         request = self.request
         letter = read(batch, index, self._redrives.headers_of)
         if letter is None:
             if request.to is None or not _asks_nothing(request.wanted):
-                return None
+                return _UNWANTED
             # An ordinary message that somebody sends elsewhere.
             letter = DeadLetter("", "", 0, 1, key=batch.keys[index].decode("utf-8", "surrogateescape"))
         if not request.wanted.matches(letter):
-            return None
-        places = request.wanted.places
-        if places and not any(offset == batch.offset_at(index) for _stream, _partition, offset in places):
-            return None
-        self.progress.matched += 1
-        if self._way(letter) is None:
-            self.progress.without_way += 1
-            return None
-        return letter
-
-    def _way(self, letter: DeadLetter) -> "Target | None":
-        name = self.request.to if self.request.to is not None else letter.queue
-        found = self._ways.get(name)
-        if found is None or not self._host.is_current(found):
-            found = self._ways[name] = self._target(name)
-        return found
+            return _UNWANTED
+        name = request.to if request.to is not None else letter.queue
+        attributes = batch.attributes.at(index)
+        revive = self._redrives.revives.get(attributes & PROTOCOL_MASK)
+        properties = batch.properties[index]
+        return _Way(
+            True,
+            name,
+            self._target(name),
+            (attributes | PERSISTENT) & ~RELOCATED,
+            letter.key.encode("utf-8", "surrogateescape"),
+            properties if revive is None else revive(properties),
+            revived(letter, neutral),
+        )
 
     @property
     def _host(self) -> "VirtualHost":
@@ -167,8 +211,16 @@ class Redrive:
         queue = self._host.queues.get(name)
         if queue is None or name == self.request.queue:
             return None
-        key = name.encode("utf-8", "surrogateescape")
-        return self._host.target(DEFAULT_EXCHANGE, key, [name]).only((queue,))
+        found = self._targets.get(name)
+        if found is None:
+            key = name.encode("utf-8", "surrogateescape")
+            found = self._targets[name] = self._host.target(DEFAULT_EXCHANGE, key, [name]).only((queue,))
+        return found
+
+    def _forget_the_past(self) -> None:
+        """Queues may have come and gone."""
+        if not all(self._host.is_current(target) for target in self._targets.values()):
+            self._targets, self._known = {}, {}
 
     async def count(self) -> None:
         """What it would do, and nothing more."""
@@ -179,10 +231,10 @@ class Redrive:
             batch = stretch.loaded()
             for low, high in selection.spans(batch, stretch.index, stretch.index + stretch.count):
                 for index in range(low, high):
-                    letter = selection.letter(batch, index)
-                    assert letter is not None
+                    way = selection.found(batch, index)
+                    assert way is not None
                     if self._is_there(batch, index, stretch):
-                        self.progress.by_queue[self.request.to or letter.queue] += 1
+                        self.progress.by_queue[way.name] += 1
             await trio.lowlevel.checkpoint()
         self.state = State.DONE
 
@@ -219,6 +271,7 @@ class Redrive:
         started = self._broker.env.clock.monotonic()
         try:
             while (room := await self._room(started)) > 0:
+                self._forget_the_past()
                 if queue.deleted:
                     raise Refused(f"queue '{queue.name}' was deleted meanwhile")
                 patience = Patience(READ_BYTES)
@@ -233,7 +286,9 @@ class Redrive:
         finally:
             scan.close()
 
-    def _send(self, queue: Queue, lane: Lane, scan: Scan, stretch: Stretch, end: int, selection: Selection) -> None:
+    def _send(
+        self, queue: Queue, lane: Lane, scan: Scan, stretch: Stretch, end: int, selection: Selection[_Way]
+    ) -> None:
         batch = stretch.loaded()
         count = min(stretch.count, max(end - stretch.seq, 0))
         if self.request.wanted.places:
@@ -248,29 +303,19 @@ class Redrive:
                 return
             stretch = taken
         self._under_way += stretch.count
-        letters: dict[int, Letter] = {}
-        for index in range(stretch.index, stretch.index + stretch.count):
-            found = selection.letter(batch, index)
-            assert found is not None
-            self.progress.by_queue[self.request.to or found.queue] += 1
-            letters[index] = self._letter(batch, index, found)
-        self._broker.transfers.send_back(self._host, queue, stretch, lambda _batch, at: letters[at], self._told)
-
-    def _letter(self, batch: RecordBatch, index: int, letter: DeadLetter) -> Letter:
-        way = self._way(letter)
-        assert way is not None
-        attributes = batch.attributes.at(index)
-        revive = self._redrives.revives.get(attributes & PROTOCOL_MASK)
-        properties = batch.properties[index]
-        return Letter(
-            way,
-            (attributes | PERSISTENT) & ~RELOCATED,
-            batch.tags_at(index),
-            letter.key.encode("utf-8", "surrogateescape"),
-            properties if revive is None else revive(properties),
-            batch.values[index],
-            revived(letter, batch.headers[index] if batch.headers is not None else ()),
-        )
+        pieces: list[Piece] = []
+        first, end = stretch.index, stretch.index + stretch.count
+        while first < end:
+            way = selection.found(batch, first)
+            assert way is not None and way.target is not None
+            last = first + 1
+            while last < end and selection.found(batch, last) is way:
+                last += 1
+            for _place, low, high in batch.tags.spans(first, last):
+                pieces.append(_piece(way, batch, low, high))
+            self.progress.by_queue[way.name] += last - first
+            first = last
+        self._broker.transfers.send_back(self._host, queue, stretch, pieces, self._told)
 
     async def _room(self, started: float) -> int:
         """How many may be taken now; waits until there are some. 0: it was as many as were asked for."""
@@ -406,6 +451,24 @@ class Redrives:
 
     def note(self, one: Redrive) -> None:
         self._audit.note(KIND, one.who, one.told())
+
+
+def _piece(way: _Way, batch: RecordBatch, first: int, last: int) -> Piece:
+    assert way.target is not None
+    count = last - first
+    tags = batch.tags_at(first)
+    target = way.target
+    if tags:
+        target = Target(target.exchange, target.key, target.route, target.log, target.queues, target.through, tags)
+    return Piece(
+        target,
+        way.attributes,
+        tags,
+        [way.key] * count,
+        [way.properties] * count,
+        batch.values[first:last],
+        [way.headers] * count,
+    )
 
 
 def ready_in(queue: Queue) -> Iterator[Stretch]:

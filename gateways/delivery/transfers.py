@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import groupby
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -245,17 +246,13 @@ class Transfers:
     # -- planning -----------------------------------------------------------------------------------------------
 
     def send_back(
-        self,
-        host: "VirtualHost",
-        queue: Queue,
-        stretch: Stretch,
-        letter_of: "Callable[[RecordBatch, int], Letter]",
-        told: Told,
+        self, host: "VirtualHost", queue: Queue, stretch: Stretch, pieces: Sequence[Piece], told: Told
     ) -> None:
         """Records leave a queue for where somebody sends them (redrive.py). Those that cannot get there stay."""
-        for move in self._moves(host, queue, stretch, Reason.REDRIVEN, letter_of):
-            move.told = told
-            self._plan(queue, move)
+        for log, together in groupby(pieces, key=lambda piece: self._log_of(piece.way)):
+            those = list(together)
+            part = stretch.split(sum(len(piece.values) for piece in those))
+            self._plan(queue, Move(host, part, Reason.REDRIVEN, log, those, told=told))
 
     def let_go(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> None:
         """Records leave a queue: for another log, or for good."""
@@ -300,14 +297,7 @@ class Transfers:
         self._waiting.setdefault(queue, []).append(Waiting(host, stretch, reason))
         self._broker.note_change(queue)
 
-    def _moves(
-        self,
-        host: "VirtualHost",
-        queue: Queue,
-        stretch: Stretch,
-        reason: Reason,
-        letter_of: "Callable[[RecordBatch, int], Letter] | None" = None,
-    ) -> Iterator[Move]:
+    def _moves(self, host: "VirtualHost", queue: Queue, stretch: Stretch, reason: Reason) -> Iterator[Move]:
         """What a stretch becomes, by where it goes. The stretch gets shorter by what is handed on."""
         broker = self._broker
         batch, first = stretch.loaded(), stretch.index
@@ -315,11 +305,7 @@ class Transfers:
         pieces: list[Piece] = []
         log: PartitionLog | None = None
         for index, name in enumerate(names, start=first):
-            letter: Letter | Way
-            if letter_of is None:
-                letter = self._letter(host, queue, stretch, batch, index, name, reason)
-            else:
-                letter = letter_of(batch, index)
+            letter = self._letter(host, queue, stretch, batch, index, name, reason)
             its_log = None if isinstance(letter, Way) else self._log_of(letter.way)
             if pieces and its_log is not log:
                 assert log is not None
