@@ -27,13 +27,13 @@ import numpy as np
 from headrace.core_log.errors import Refused
 from headrace.core_log.record import RecordBatch, Runs
 from headrace.core_log.summary import may_hold, tag_hash
-from headrace.filtering.tags import InvalidTags, Tags, check_tag, dimension
+from headrace.filtering.tags import InvalidTags, Tags, check_tag, dimension, is_small
 
 TEXT_CHARACTERS_MAX: Final = 4096
 TERMS_MAX: Final = 256
 DEPTH_MAX: Final = 32
 # Answers kept by one expression: tag sets repeat from batch to batch.
-KNOWN_MAX: Final = 4096
+KNOWN_MAX: Final = 256
 # From so many runs on numpy is quicker than a loop over them (bench/filter.py).
 RUNS_FEW: Final = 32
 
@@ -101,9 +101,11 @@ class Expression:
         """Whether a record with exactly these tags is wanted."""
         known = self._known.get(tags)
         if known is None:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            known = self._known[tags] = _holds(self.root, frozenset(tags).__contains__)
+            known = _holds(self.root, frozenset(tags).__contains__)
+            if is_small(tags):
+                if len(self._known) >= KNOWN_MAX:
+                    self._known.clear()
+                self._known[tags] = known
         return known
 
     # -- a batch ------------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ Tags = tuple[str, ...]
 TAG_BYTES_MAX: Final = 255
 TAG_COUNT_MAX: Final = 64
 NO_TAGS: Final[Tags] = ()
+# Whoever remembers something for tags does so for small sets only, so that what is kept is bounded in bytes too.
+KEPT_COUNT_MAX: Final = 8
+KEPT_CHARACTERS_MAX: Final = 256
 
 
 class InvalidTags(Refused):
@@ -36,6 +39,11 @@ def check_tag(tag: str) -> str:
     if "\0" in tag:
         raise InvalidTags(f"the tag {tag!r} holds a null character")
     return tag
+
+
+def is_small(tags: Tags) -> bool:
+    """Whether something may be remembered for these tags."""
+    return len(tags) <= KEPT_COUNT_MAX and sum(map(len, tags)) <= KEPT_CHARACTERS_MAX
 
 
 def dimension(name: str, value: str) -> str:

@@ -13,7 +13,7 @@ from pamqp import commands
 from headrace.controller.errors import NotFound
 from headrace.core_log.errors import SequenceRefused
 from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Producer, Protocol
-from headrace.filtering.tags import NO_TAGS, InvalidTags, Tags
+from headrace.filtering.tags import NO_TAGS, InvalidTags, Tags, is_small
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
 from headrace.gateways.amqp.delaying import first_delays
@@ -35,7 +35,7 @@ from headrace.gateways.delivery.vhost import Target, VirtualHost
 
 TARGETS_MAX = 1024
 # Of one exchange and key, with different tags.
-TAGGED_MAX = 256
+TAGGED_MAX = 32
 _PUBLISH_IDS = (commands.Basic.Publish.index >> 16, commands.Basic.Publish.index & 0xFFFF)
 
 
@@ -138,11 +138,11 @@ class Publisher:
         target = resolved.tagged.get(tags)
         if target is None:
             publish = resolved.publish
-            if len(resolved.tagged) >= TAGGED_MAX:
-                resolved.tagged.clear()
-            target = resolved.tagged[tags] = self._host.target(
-                publish.exchange, publish.routing_key_bytes, [publish.routing_key], tags=tags
-            )
+            target = self._host.target(publish.exchange, publish.routing_key_bytes, [publish.routing_key], tags=tags)
+            if is_small(tags):
+                if len(resolved.tagged) >= TAGGED_MAX:
+                    resolved.tagged.clear()
+                resolved.tagged[tags] = target
         return target
 
     def _resolve(self, payload: bytes) -> _Resolved:

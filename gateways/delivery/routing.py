@@ -44,7 +44,7 @@ from headrace.controller.entities import DestinationKind
 from headrace.controller.errors import Invalid, NotFound
 from headrace.controller.table import EMPTY, Table
 from headrace.filtering.expression import Expression, ExpressionError, parse
-from headrace.filtering.tags import NO_TAGS, Tags
+from headrace.filtering.tags import NO_TAGS, Tags, is_small
 from headrace.filtering.topics import AMQP, CACHED_CHARS_MAX, TopicTrie
 
 Q = TypeVar("Q", bound=Hashable)
@@ -255,7 +255,8 @@ class Router(Generic[Q]):
         if route is None:
             route = self._route(entered, keys, _Message(headers, properties, tags))
             # MQTT's keys may be far longer than AMQP's: those are routed each time, so the bound holds in bytes too.
-            if not route.reads_message and len(keys[0]) <= CACHED_CHARS_MAX:
+            known = not route.reads_tags or is_small(tags)
+            if not route.reads_message and known and len(keys[0]) <= CACHED_CHARS_MAX:
                 # Full means start again: the keys in use are back at once, and no hit pays for an order of use.
                 if len(entered.cache) + len(entered.by_tags) >= self._cached_keys_max:
                     entered.cache.clear()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headrace.core_log.record import RecordBatch
 from headrace.filtering.expression import parse
-from headrace.filtering.tags import Tags
+from headrace.filtering.tags import Tags, is_small
 from headrace.filtering.topics import MQTT, TopicTrie
 from headrace.gateways.mqtt.origin import publisher
 from headrace.gateways.mqtt.properties import encode_subscription_identifiers
@@ -19,7 +19,7 @@ from headrace.gateways.mqtt.session import Interest, Session
 
 PLANS_MAX = 16_384
 # Of one plan, for different tags.
-TAGGED_MAX = 1024
+TAGGED_MAX = 256
 # Whoever keeps topics keeps no longer ones: what is kept for strangers is bounded in bytes too.
 KNOWN_TOPIC_BYTES_MAX = 256
 TOPICS_MAX = 65_536
@@ -113,10 +113,12 @@ class Plan:
             return self
         found = self._tagged.get(tags)
         if found is None:
-            if len(self._tagged) >= TAGGED_MAX:
-                self._tagged.clear()
             wanted = [one for one in self._helds if not one.interest.wants or parse(one.interest.wants).matches(tags)]
-            found = self._tagged[tags] = Plan(wanted, tested=True)
+            found = Plan(wanted, tested=True)
+            if is_small(tags):
+                if len(self._tagged) >= TAGGED_MAX:
+                    self._tagged.clear()
+                self._tagged[tags] = found
         return found
 
     def by_tags(self, batch: RecordBatch, first: int, last: int) -> Iterable[tuple["Plan", int, int]]:

@@ -269,6 +269,9 @@ def test_answers_are_remembered_in_bounded_memory(monkeypatch: pytest.MonkeyPatc
     expression = Expression(parse("t3").root)
     assert [number for number in range(100) if expression.matches((f"t{number}",))] == [3]
     assert len(expression._known) <= 8
+    large = tuple(sorted({"t3", *(f"{number:0>60}" for number in range(20))}))
+    assert expression.matches(large)
+    assert large not in expression._known
 
 
 def test_any_of_and_both_build_what_parse_would() -> None:
