@@ -1,4 +1,4 @@
-"""Who is connected through the AMQP and MQTT doors, for those who look over HTTP and those who close. Driver.
+"""Who is connected through the AMQP and MQTT doors, and what MQTT counts, for those who look over HTTP. Driver.
 
 Stands above the doors, like mapping.py; the broker's composition hands it to the HTTP door.
 """
@@ -8,11 +8,34 @@ from collections.abc import Iterable, Iterator
 from headrace.gateways.amqp.server import AmqpDoor
 from headrace.gateways.amqp.session import Session
 from headrace.gateways.http.connections import Connected
+from headrace.gateways.http.metrics import MqttCounts
 from headrace.gateways.mqtt.client import Client
 from headrace.gateways.mqtt.reasons import ReasonCode, Version
 from headrace.gateways.mqtt.server import MqttDoor
 
 _MQTT_VERSIONS = {Version.V3_1_1: "mqtt 3.1.1", Version.V5: "mqtt 5"}
+
+
+def mqtt_counts(mqtt: MqttDoor) -> list[MqttCounts]:
+    """Of each vhost in which there is MQTT."""
+    found = []
+    for hub in mqtt.hubs():
+        tally, connected = hub.tally, len(hub.owners)
+        found.append(
+            MqttCounts(
+                hub.host.name,
+                connected,
+                len(hub.sessions) - connected,
+                tally.subscriptions,
+                len(hub.retained),
+                tally.published,
+                tally.delivered,
+                tally.dropped,
+                tally.overflowed,
+                tally.refused,
+            )
+        )
+    return found
 
 
 class OpenConnections:

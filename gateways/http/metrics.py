@@ -65,6 +65,23 @@ class GroupCounts:
     lags: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class MqttCounts:
+    """Of MQTT in one vhost, since the start."""
+
+    vhost: str
+    connected: int
+    asleep: int
+    subscriptions: int
+    retained: int
+    received: int
+    sent: int
+    # By reason; all of them, and of those the ones beyond what may wait for a session.
+    dropped: int
+    oldest: int
+    refused: int
+
+
 @dataclass(slots=True)
 class StreamCounts:
     """Of all streams of a kind."""
@@ -82,7 +99,13 @@ async def get_metrics(call: Call[Parameters, Parameters, None]) -> Reply:
         call.visitor.require_tag(Tag.MONITORING)
     door = call.door
     streams, queues = await _streams(door), await _queues(door)
-    families = [*_of_node(door), *_of_log(streams), *_of_queues(queues), *_of_groups(door, await _groups(door))]
+    families = [
+        *_of_node(door),
+        *_of_log(streams),
+        *_of_queues(queues),
+        *_of_groups(door, await _groups(door)),
+        *_of_mqtt(door.mqtt_counts()),
+    ]
     text = await trio.to_thread.run_sync(_written, families)
     return Reply(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -251,6 +274,27 @@ def _of_groups(door: "HttpDoor", groups: Sequence[GroupCounts]) -> Iterator[Metr
     yield lag
     text = "Offsets that retention took before a consumer group had read them"
     yield _counter("consumer_group_lost_offsets", text, door.groups.lost_count)
+
+
+def _of_mqtt(counts: Sequence[MqttCounts]) -> Iterator[Metric]:
+    sessions = GaugeMetricFamily("headrace_mqtt_sessions", "MQTT sessions", labels=["vhost", "state"])
+    subscriptions = GaugeMetricFamily("headrace_mqtt_subscriptions", "Subscriptions of them", labels=["vhost"])
+    retained = GaugeMetricFamily("headrace_mqtt_retained_messages", "Retained messages", labels=["vhost"])
+    received = CounterMetricFamily("headrace_mqtt_received", "PUBLISH packets from clients", labels=["vhost"])
+    sent = CounterMetricFamily("headrace_mqtt_sent", "PUBLISH packets to clients", labels=["vhost"])
+    text = "Messages that a session was to get and never will"
+    dropped = CounterMetricFamily("headrace_mqtt_dropped", text, labels=["vhost", "reason"])
+    for one in counts:
+        sessions.add_metric([one.vhost, "connected"], one.connected)
+        sessions.add_metric([one.vhost, "asleep"], one.asleep)
+        subscriptions.add_metric([one.vhost], one.subscriptions)
+        retained.add_metric([one.vhost], one.retained)
+        received.add_metric([one.vhost], one.received)
+        sent.add_metric([one.vhost], one.sent)
+        dropped.add_metric([one.vhost, "oldest"], one.oldest)
+        dropped.add_metric([one.vhost, "refused"], one.refused)
+        dropped.add_metric([one.vhost, "other"], one.dropped - one.oldest - one.refused)
+    yield from (sessions, subscriptions, retained, received, sent, dropped)
 
 
 def _of_queues(queues: Sequence[QueueCounts]) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -21,6 +21,7 @@ from headrace.gateways.http.app import App
 from headrace.gateways.http.config import HttpConfig
 from headrace.gateways.http.connection import HttpConnection
 from headrace.gateways.http.connections import Connections
+from headrace.gateways.http.metrics import MqttCounts
 from headrace.gateways.http.words import Words
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class HttpDoor:
         self.words = words
         # Of the other doors.
         self.open_connections = open_connections
+        self.mqtt_counts: Callable[[], Sequence[MqttCounts]] = lambda: ()
         self.config = config or HttpConfig()
         self.version = version
         # Of every door, for those who count.

@@ -126,6 +126,10 @@ class MqttDoor:
                 self._nursery.start_soon(hub.run)
         return place
 
+    def hubs(self) -> list[Hub]:
+        """Of the vhosts in which there is MQTT."""
+        return [place.hub for place in self._places.values()]
+
     def new_client_id(self) -> str:
         return f"headrace-{self.broker.env.ids.uuid()}"
 

@@ -32,7 +32,7 @@ from headrace.gateways.amqp.delaying import fired
 from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
 from headrace.gateways.amqp.settings import settings_of
-from headrace.gateways.connected import OpenConnections
+from headrace.gateways.connected import OpenConnections, mqtt_counts
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
@@ -225,6 +225,7 @@ async def open_delivery(
         config=config.http.door(),
         version=__version__,
     )
+    http.mqtt_counts = lambda: mqtt_counts(mqtt)
     listeners: list[DoorListener] = [
         AmqpListener("amqp", amqp),
         MqttListener("mqtt", mqtt),

@@ -13,11 +13,12 @@ from headrace.gateways.mqtt.reasons import Version
 from .wire import Open, Wire
 
 MQTT = ("--mqtt", "127.0.0.1:0")
+HTTP = ("--http", "127.0.0.1:0")
 
 
 class MqttBroker(RunningBroker):
-    def __init__(self, folder: Path, *, config: str = "") -> None:
-        super().__init__(folder, config=config, arguments=MQTT)
+    def __init__(self, folder: Path, *, config: str = "", http: bool = False) -> None:
+        super().__init__(folder, config=config, arguments=(*MQTT, *(HTTP if http else ())))
 
     @property
     def mqtt_port(self) -> int:

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from tests.running_broker import eventually
@@ -171,3 +172,19 @@ def test_refused_messages_are_counted(client: Open, name: str) -> None:
     slow_reader(client, name)
     publish(client, name, range(20))
     eventually(lambda: counted(client) == before + 13)
+
+
+def test_metrics_tell_what_was_refused(tmp_path: Path, name: str) -> None:
+    with MqttBroker(tmp_path, config=CONFIG, http=True) as broker, ExitStack() as wires:
+
+        def open_one(client_id: str = "", **settings: object) -> Wire:
+            one = wires.enter_context(broker.wire())
+            one.connect(client_id, **settings)  # type: ignore[arg-type]
+            return one
+
+        slow_reader(open_one, name)
+        publish(open_one, name, range(20))
+        with urlopen(f"http://127.0.0.1:{broker.ports['http']}/metrics") as answer:
+            told = answer.read().decode()
+    assert 'headrace_mqtt_dropped_total{reason="refused",vhost="/"} 13.0' in told
+    assert 'headrace_mqtt_sessions{state="connected",vhost="/"} 2.0' in told
