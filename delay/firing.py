@@ -223,11 +223,15 @@ class Firing:
     def _due_run(self, one: _HandOver) -> DueRun:
         bodies, ledger = one.bodies, self._engine.ledger
         headers = [bodies.headers_of(index) for index in range(len(bodies))] if any(bodies.headers) else None
+        producer = ledger.producer(one.move)
+        # Runs of a partition are handed over in order: what is missing there before this one was dropped, because what
+        # it was for is gone.
+        before = 0 if producer is None else producer.first_sequence
         return DueRun(
             target=one.move.target,
             where=one.where,
-            producer=ledger.producer(one.move),
-            settled=ledger.settled_below(one.move),
+            producer=producer,
+            settled=max(ledger.settled_below(one.move), before),
             ids=one.ids,
             due_us=bodies.dues.tolist(),
             keys=bodies.keys,
