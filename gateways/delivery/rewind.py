@@ -3,8 +3,9 @@
 Nothing is copied. The queue's history (history.py) knows where its records lie; its lanes are told of them again, under
 new numbers, and what was ready is settled in the same step, since it is among them. So a rewound queue has each record
 once, but for those that consumers hold at that moment: they come again. Records that retention took meanwhile are left
-out. Numbers in the history stay as they are: what readers know as `x-stream-offset` means the same afterwards, and a
-queue may be rewound again. All of it is one entry of the journal: after a crash it has happened, or it has not.
+out, and so is what has expired, where that would be dead-lettered once more. Numbers in the history stay as they are:
+what readers know as `x-stream-offset` means the same afterwards, and a queue may be rewound again. All of it is one
+entry of the journal: after a crash it has happened, or it has not.
 Neighbours: history.py has the places, lane.py the order, broker.py the journal.
 """
 
@@ -32,6 +33,9 @@ class _Part:
     end: int
     exact: bool
 
+    def goes_on_with(self, lane: Lane, source: Source, offset: int, exact: bool) -> bool:
+        return self.lane is lane and self.source is source and self.end == offset and self.exact is exact
+
 
 class Rewind:
     """One rewind of one queue, to the record with this number. `pins` keeps retention away from it meanwhile."""
@@ -41,12 +45,14 @@ class Rewind:
             raise Refused(
                 f"queue '{queue.name}' is a stream: nothing is ever taken out of it, so read it from any offset"
             )
-        if queue.settings.message_ttl_ms is not None:
-            raise Refused(f"queue '{queue.name}' has a message TTL: what was settled has expired, or soon will have")
         self._broker = broker
         self._queue = queue
         self._next = max(seq, queue.history.first_seq)
         self._parts: list[_Part] = []
+        self._now_us = broker.env.clock.wall_us()
+        # What has expired would leave at once, and be dead-lettered once more.
+        settings = queue.settings
+        self._leaves_out = settings.message_ttl_ms is not None or settings.dead_letter_exchange is not None
 
     @property
     def pins(self) -> Mapping[Source, int]:
@@ -59,10 +65,10 @@ class Rewind:
         """Returns how many are ready now; it is safe when this returns."""
         queue, history = self._queue, self._queue.history
         with self._broker.holding(self):
-            # All but the newest while everybody works on: with several lanes every record has to be looked at.
+            # While everybody works on: with several lanes, or times, every record has to be looked at.
             while self._next < history.next_seq:
                 self._take(next(history.pieces(self._next)))
-                if len(queue.lanes) > 1:
+                if len(queue.lanes) > 1 or self._leaves_out:
                     await trio.lowlevel.checkpoint()
             if queue.deleted:
                 raise Refused(f"queue '{queue.name}' was deleted meanwhile")
@@ -79,7 +85,7 @@ class Rewind:
             return
         first = max(piece.first, int(source.log_start))
         skipped = max(wanted - piece.seq, 0)
-        if len(self._queue.lanes) == 1:
+        if len(self._queue.lanes) == 1 and not self._leaves_out:
             (lane,) = self._queue.lanes
             if piece.exact:
                 first = max(first, piece.first + skipped)
@@ -88,35 +94,32 @@ class Rewind:
             if not skipped and first == piece.first:
                 self._parts.append(_Part(lane, source, piece.count, first, piece.end, False))
                 return
-        found = list(self._spans(piece, source, first))
         # Numbers are certain from the end of a piece: what retention took was at its beginning.
-        surplus = sum(part.count for part in found) - (piece.count - skipped)
-        for part in found:
-            if surplus >= part.count:
-                surplus -= part.count
+        found = list(self._places(piece, source, first))[skipped - piece.count :]
+        # Where some are left out, an extent must be of its very records.
+        exact = piece.exact or self._leaves_out
+        for its_lane, offset in found:
+            if its_lane is None:
                 continue
-            low = part.first + max(surplus, 0)
-            self._parts.append(_Part(part.lane, source, part.end - low, low, part.end, part.exact))
-            surplus = 0
+            newest = self._parts[-1] if self._parts else None
+            if newest is not None and newest.goes_on_with(its_lane, source, offset, exact):
+                self._parts[-1] = _Part(its_lane, source, newest.count + 1, newest.first, offset + 1, exact)
+            else:
+                self._parts.append(_Part(its_lane, source, 1, offset, offset + 1, exact))
 
-    def _spans(self, piece: Piece, source: Source, offset: int) -> Iterator[_Part]:
-        """Every run of neighbours of one lane, from an offset on, in the order of the log."""
+    def _places(self, piece: Piece, source: Source, offset: int) -> Iterator[tuple[Lane | None, int]]:
+        """(lane, offset) of every record, from an offset on; no lane for one whose time is over."""
         queue = self._queue
         while offset < piece.end:
             for run in source.read(offset, end=piece.end):
                 batch = run.batch
-                if piece.exact:
-                    spans = [(run.first, run.last)] if run.first < run.last else []
-                else:
+                spans = [(run.first, run.last)]
+                if not piece.exact:
                     spans = list(spans_of(batch, run.first, run.last, queue.view_id))
-                for low, high in spans:
-                    start = low
-                    for index in range(low + 1, high + 1):
-                        if index == high or queue.lane_at(batch, index) != queue.lane_at(batch, start):
-                            lane = queue.lanes[queue.lane_at(batch, start)]
-                            base = int(batch.base_offset)
-                            yield _Part(lane, source, index - start, base + start, base + index, piece.exact)
-                            start = index
+                for index in (index for low, high in spans for index in range(low, high)):
+                    due_us = queue.due_us(batch, index) if self._leaves_out else None
+                    is_over = due_us is not None and due_us <= self._now_us
+                    yield None if is_over else queue.lanes[queue.lane_at(batch, index)], int(batch.offset_at(index))
                 offset = int(batch.next_offset)
 
     def _apply(self) -> None:

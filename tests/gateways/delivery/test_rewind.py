@@ -187,10 +187,38 @@ async def test_limit_in_bytes_counts_what_came_back() -> None:
         assert queue.byte_count == 300
 
 
-async def test_stream_and_queue_with_a_ttl_are_refused() -> None:
+@pytest.mark.parametrize("arguments", [{}, {"max_priority": 2}])
+async def test_what_has_expired_is_left_out_and_dead_lettered_no_second_time(
+    autojump_clock: Any, arguments: dict[str, Any]
+) -> None:
+    house = House()
+    async with house.broker() as running:
+        dead = await running.declare("dead")
+        names = {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}
+        queue = await running.declare("q", message_ttl=60_000, **names, **arguments)
+        await running.publish("q", *numbers(0, 3))
+        await running.publish("q", *numbers(3, 5), ttl_ms=1000)
+        await trio.sleep(30)
+        await running.publish("q", *numbers(5, 9))
+        await running.publish("q", b"brief", ttl_ms=1000)
+        await running.publish("q", b"last")
+        await trio.sleep(40)
+        running.bodies("q")
+        # What has just expired is on its way.
+        await trio.sleep(2)
+        dead_before = dead.ready_count
+        assert dead_before == 6
+        assert await rewind(running, queue, 1) == 5
+        assert running.bodies("q") == [*numbers(5, 9), b"last"]
+        assert await rewind(running, queue, 7) == 3
+        await trio.sleep(2)
+        assert dead.ready_count == dead_before
+    async with house.broker(clean=False) as running:
+        assert running.bodies("q") == [b"7", b"8", b"last"]
+
+
+async def test_stream_is_refused() -> None:
     async with House().broker() as running:
         stream = await running.declare("s", queue_type="stream")
-        timed = await running.declare("t", message_ttl=1000)
-        for queue in (stream, timed):
-            with pytest.raises(Refused):
-                Rewind(running.broker, queue, 0)
+        with pytest.raises(Refused, match="is a stream"):
+            Rewind(running.broker, stream, 0)
