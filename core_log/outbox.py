@@ -9,8 +9,9 @@ target partition), without gaps, whatever the order of what it moves. The way of
     settle     when the target has committed them; then the owner writes down that they are done
 
 After a crash the owner restores what it had written down and asks each target for `next_sequence(owner, generation)`:
-`recover` says what is there already (to be settled) and what has to be sent again. What was never written down was
-never appended. Numbers that were not appended can be taken back (`take_back`), when their records go elsewhere.
+what ends below is there and to be settled, the rest has to be sent again (append_dense writes what is missing of a
+transfer that arrived in part). What was never written down was never appended. Numbers that were not appended can be
+taken back (`take_back`), when their records go elsewhere.
 
 Invariants: settled_below <= every pending number < next_number, for each target; pending transfers of a target are
 disjoint and in the order of their numbers. Neighbours: producers.py is the memory of the target.
@@ -138,15 +139,6 @@ class Outbox(Generic[T]):
         if transfers:
             assert transfers[-1].end <= next_number
             self._pending[target] = transfers
-
-    def recover(self, target: TargetPartition, next_sequence: int) -> tuple[list[Transfer[T]], list[Transfer[T]]]:
-        """(what the target holds, what it does not) of what is pending there; `next_sequence` is the target's answer.
-
-        A transfer that arrived in part is among those to be sent again: append_dense writes the rest of it.
-        """
-        pending = list(self.pending(target))
-        held = [one for one in pending if one.end <= next_sequence]
-        return held, pending[len(held) :]
 
 
 def _first(entry: tuple[int, int, T]) -> int:

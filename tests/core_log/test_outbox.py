@@ -48,12 +48,11 @@ def test_numbers_that_were_taken_back_are_assigned_anew() -> None:
     assert [one.what for one in box.pending(HERE)] == ["sent", "stays"]
 
 
-def test_what_a_target_holds_is_settled_and_the_rest_sent_again() -> None:
+def test_what_was_written_down_is_pending_again_in_the_order_of_its_numbers() -> None:
     box: Outbox[str] = Outbox(OWNER)
-    box.restore(HERE, 10, [(7, 3, "later"), (2, 2, "first"), (4, 3, "in part")])
-    held, again = box.recover(HERE, 5)
-    assert [one.what for one in held] == ["first"]
-    assert [one.what for one in again] == ["in part", "later"]
+    box.restore(HERE, 10, [(7, 3, "later"), (2, 2, "first"), (4, 3, "second")])
+    assert [one.what for one in box.pending(HERE)] == ["first", "second", "later"]
+    assert box.settled_below(HERE) == 2
     assert box.assign(HERE, 1, "new").first == 10
 
 
@@ -90,9 +89,9 @@ class World:
                 following[place],
                 ((first, len(what), what) for first, what in pending[place].items()),
             )
-            held, again = self.box.recover(self.target(place), self.logs[place].next_sequence(OWNER, 0))
-            self.sent += held
-            self.journalled += again
+            reached = self.logs[place].next_sequence(OWNER, 0)
+            for one in self.box.pending(self.target(place)):
+                (self.sent if one.end <= reached else self.journalled).append(one)
         under_way = {number for one in self.box.pending() for number in one.what}
         self.to_do = [number for number in self.wanted if number not in under_way | self.settled]
 
