@@ -66,6 +66,9 @@ class _Way:
     properties: bytes = b""
     headers: Headers = ()
 
+    def goes_with(self, other: "_Way") -> bool:
+        return self is other or (self.target is other.target and self.attributes == other.attributes)
+
 
 _UNWANTED = _Way(False)
 
@@ -304,17 +307,16 @@ class Redrive:
             stretch = taken
         self._under_way += stretch.count
         pieces: list[Piece] = []
-        first, end = stretch.index, stretch.index + stretch.count
-        while first < end:
-            way = selection.found(batch, first)
-            assert way is not None and way.target is not None
-            last = first + 1
-            while last < end and selection.found(batch, last) is way:
-                last += 1
-            for _place, low, high in batch.tags.spans(first, last):
-                pieces.append(_piece(way, batch, low, high))
-            self.progress.by_queue[way.name] += last - first
-            first = last
+        for _place, low, high in batch.tags.spans(stretch.index, stretch.index + stretch.count):
+            ways = [way for index in range(low, high) if (way := selection.found(batch, index)) is not None]
+            first = 0
+            while first < len(ways):
+                way, last = ways[first], first + 1
+                while last < len(ways) and ways[last].goes_with(way):
+                    last += 1
+                pieces.append(_piece(ways[first:last], batch, low + first))
+                self.progress.by_queue[way.name] += last - first
+                first = last
         self._broker.transfers.send_back(self._host, queue, stretch, pieces, self._told)
 
     async def _room(self, started: float) -> int:
@@ -453,21 +455,20 @@ class Redrives:
         self._audit.note(KIND, one.who, one.told())
 
 
-def _piece(way: _Way, batch: RecordBatch, first: int, last: int) -> Piece:
-    assert way.target is not None
-    count = last - first
-    tags = batch.tags_at(first)
-    target = way.target
+def _piece(ways: Sequence[_Way], batch: RecordBatch, first: int) -> Piece:
+    """Neighbours that are appended together, from this index on."""
+    target, tags = ways[0].target, batch.tags_at(first)
+    assert target is not None
     if tags:
         target = Target(target.exchange, target.key, target.route, target.log, target.queues, target.through, tags)
     return Piece(
         target,
-        way.attributes,
+        ways[0].attributes,
         tags,
-        [way.key] * count,
-        [way.properties] * count,
-        batch.values[first:last],
-        [way.headers] * count,
+        [way.key for way in ways],
+        [way.properties for way in ways],
+        batch.values[first : first + len(ways)],
+        [way.headers for way in ways],
     )
 
 
