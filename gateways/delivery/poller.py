@@ -34,10 +34,10 @@ READS_PER_TURN = 256
 MANY = 8
 # Silent for so long before it sent: such a connection waits for no answer that a pause would hold up.
 SILENT_S = 0.05
-PAUSE_S = 0.005
+PAUSE_S = 0.008
 # Pauses are made while at least so many reads of silent connections come in each window.
-WINDOW_S = 0.02
-SILENT_MIN = 40
+WINDOW_S = 0.04
+SILENT_MIN = 80
 
 Ready = Callable[[], None]
 

@@ -221,7 +221,7 @@ class Client:
         self._ended = False
         # As the intake sees it.
         self.origin = 0
-        self.gathering: tuple[int, int] | None = None
+        self.gathering = -1
         # What became of a read that its task must go on with: events that may have to wait, or what went wrong.
         self._left: Sequence[Event] = ()
         self._failure: Exception | None = None
@@ -338,9 +338,9 @@ class Client:
 
     def _ready(self) -> None:
         """Something has come: read once, and do what needs no await. In a turn of the poller's."""
-        poller = self._poller
+        poller, session = self._poller, self.session
         assert poller is not None
-        if self._ended:
+        if session is None:
             return
         inbox, now = self._inbox, poller.now
         if now - inbox.last_received > SILENT_S:
@@ -356,10 +356,14 @@ class Client:
                 raise Ended
             events = self._cutter.receive(data)
             for event in events:
-                if type(event) not in _AT_ONCE:
+                if type(event) is PublishRun:
+                    done += 1
+                    self._publish(session, event)
+                elif type(event) in _AT_ONCE:
+                    done += 1
+                    self._take(event)
+                else:
                     break
-                done += 1
-                self._take(event)
             if done == len(events) and not self._must_wait():
                 return
         except Exception as error:
@@ -1127,7 +1131,7 @@ class Client:
 
 
 # What never has to wait for anything.
-_AT_ONCE = frozenset((PublishRun, AckRun, Puback, Pubrec, Pubrel, Pubcomp, Pingreq))
+_AT_ONCE = frozenset((AckRun, Puback, Pubrec, Pubrel, Pubcomp, Pingreq))
 
 
 def _unexplained(packet: Packet) -> Packet:

@@ -44,6 +44,7 @@ PACKET_BYTES_MAX = 268_435_460  # what the standards allow: five bytes in front 
 _CONNECT = 0x10
 # First bytes of a lawful PUBLISH: QoS 0 without dup; QoS 1 and 2 with and without.
 _PUBLISHES = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D))
+_PUBLISH_HEADS = frozenset(bytes((first,)) for first in _PUBLISHES)
 # The first two bytes of an acknowledgement in its shortest form, which says that it went well.
 _SHORT_ACKS = {0x40: 0x4002, 0x50: 0x5002, 0x62: 0x6202, 0x70: 0x7002}
 _ACK = struct.Struct(">HH")
@@ -172,8 +173,14 @@ class PacketCutter:
             data = bytes(held)
             held.clear()
         self._guess_strides = True
+        pos = 0
+        if self._connected and self._from_client and data[:1] in _PUBLISH_HEADS:
+            # Most reads hold these and nothing else.
+            pos = self._cut_publishes(events, data, 0)
+            if pos == len(data):
+                return events
         try:
-            pos, self._wanted_bytes = self._cut(events, data)
+            pos, self._wanted_bytes = self._cut(events, data, pos)
         except MqttError as error:
             events.append(Violation(error))
             self.finished = True
@@ -181,9 +188,8 @@ class PacketCutter:
             held += memoryview(data)[pos:]
         return events
 
-    def _cut(self, events: list[Event], data: bytes) -> tuple[int, int]:
+    def _cut(self, events: list[Event], data: bytes, pos: int) -> tuple[int, int]:
         """The position behind the last whole packet, and how many octets from there on are worth another look."""
-        pos = 0
         end = len(data)
         while pos < end:
             first_byte = data[pos]
@@ -455,9 +461,9 @@ def _went_well(packet: Puback | Pubrec | Pubrel | Pubcomp) -> bool:
 def _run(events: list[Event], first_byte: int) -> PublishRun:
     """The run at the end of the list if a PUBLISH with this first byte continues it, else a new one, not yet in it."""
     last = events[-1] if events else None
-    return (
-        last if type(last) is PublishRun and last.first_byte == first_byte else PublishRun(first_byte, [], [], [], [])
-    )
+    if type(last) is PublishRun and last.first_byte == first_byte:
+        return last
+    return PublishRun(first_byte, [], [], [], [])
 
 
 def _acks(events: list[Event], kind: PacketType) -> AckRun:

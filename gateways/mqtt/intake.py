@@ -25,8 +25,8 @@ class Publisher(Protocol):
     version: Version
     # Marks its messages in the log.
     origin: int
-    # What its last message was gathered with; None: there was none.
-    gathering: tuple[int, int] | None
+    # What its last message was gathered with; -1: there was none.
+    gathering: int
 
     def appended(self, run: PublishRun) -> None:
         """A run is committed: it may be acknowledged."""
@@ -67,14 +67,14 @@ class Intake:
         self._append = append
         self._when_committed = when_committed
         self._before_end = before_end
-        # By version and by QoS and retain flag.
-        self._gathered: dict[tuple[int, int], _Gathered] = {}
+        # By version, QoS and retain flag.
+        self._gathered: dict[int, _Gathered] = {}
 
     def put(self, publisher: Publisher, run: PublishRun) -> None:
         """Append it soon; the publisher hears what came of it."""
-        gathering = (publisher.version, run.first_byte & 7)
+        gathering = publisher.version << 3 | run.first_byte & 7
         if publisher.gathering != gathering:
-            if publisher.gathering is not None:
+            if publisher.gathering >= 0:
                 self.flush()
             publisher.gathering = gathering
         gathered = self._gathered.get(gathering)

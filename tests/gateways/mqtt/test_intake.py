@@ -15,7 +15,7 @@ class Device:
 
     origin: int
     version: Version = Version.V3_1_1
-    gathering: tuple[int, int] | None = None
+    gathering: int = -1
     acknowledged: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     errors: list[HeadraceError] = field(default_factory=list)
