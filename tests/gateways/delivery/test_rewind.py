@@ -1,5 +1,6 @@
 """Rewinding a work queue: what it received is ready once more, in order, once, and after a crash too."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -215,6 +216,45 @@ async def test_what_has_expired_is_left_out_and_dead_lettered_no_second_time(
         assert dead.ready_count == dead_before
     async with house.broker(clean=False) as running:
         assert running.bodies("q") == [b"7", b"8", b"last"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_any_mix_of_publishes_takings_rewinds_and_crashes_loses_and_doubles_nothing(
+    autojump_clock: Any, seed: int
+) -> None:
+    random, house = Random(seed), House(seed)
+    arguments = [{}, {"max_priority": 2}, {"partitions": 3}, {"dead_letter_exchange": "nowhere"}][seed % 4]
+    arrived: list[bytes] = []
+    async with house.broker() as running:
+        await running.declare("q", **arguments)
+        await running.host.declare_exchange("e", "fanout", durable=True, auto_delete=False, internal=False)
+        await running.host.bind(Binding("/", "e", DestinationKind.QUEUE, "q", ""))
+    for _life in range(3):
+        async with house.broker(clean=random.random() < 0.5) as running:
+            queue = running.host.queue("q")
+            for _step in range(25):
+                match random.choice(["publish", "publish", "take", "rewind"]):
+                    case "publish":
+                        target = running.host.target(random.choice(["", "e"]), b"q", ["q"])
+                        for _ in range(random.randint(1, 5)):
+                            arrived.append(b"%d" % len(arrived))
+                            attributes = int(Protocol.AMQP) | PERSISTENT | random.randint(0, 2) << PRIORITY_SHIFT
+                            keys = [b"k%d" % random.randint(0, 5)]
+                            running.broker.publish(target, [b"\0\0"], arrived[-1:], attributes=attributes, keys=keys)
+                    case "take":
+                        for _ in range(random.randint(1, 6)):
+                            if (stretch := queue.get()) is not None:
+                                queue.settle(stretch)
+                    case "rewind":
+                        place = random.randint(0, len(arrived))
+                        assert await rewind(running, queue, place) == len(arrived) - place
+            place = random.randint(0, len(arrived))
+            await rewind(running, queue, place)
+        async with house.broker(clean=random.random() < 0.5) as running:
+            found = list(running.bodies("q"))
+            if len(running.host.queue("q").lanes) == 1:
+                assert found == arrived[place:]
+            assert sorted(found) == sorted(arrived[place:])
 
 
 async def test_stream_is_refused() -> None:
