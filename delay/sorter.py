@@ -34,6 +34,8 @@ FULL_DISK_PAUSE_S = 1.0
 # and they wait for it, as publishers wait for a slow disk.
 BEHIND = 4
 TURN_S = 0.005
+# So many passes are written while an earlier one waits for the disk.
+UNDER_WAY_MAX = 6
 # So many records are appended at a time.
 APPEND_COUNT_MAX = 512
 # Run files are merged when there are so many of about one size, up to so many rows.
@@ -58,13 +60,16 @@ class _Pass:
     logs: list[PartitionLog]
     # Buckets that it writes to.
     sources: set[int] = field(default_factory=set)
+    # Everything is in the files; and on the disk.
+    is_written: bool = False
+    is_safe: bool = False
 
 
 class Sorter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._passes: list[_Pass] = []
-        self._under_way = trio.Semaphore(1)
+        self._under_way = trio.Semaphore(UNDER_WAY_MAX)
         # A log has one sync at a time.
         self._syncing = trio.Lock()
         # A bucket's stream is there and its sources are not yet.
@@ -136,6 +141,7 @@ class Sorter:
         self._passes.append(one)
         try:
             await self._write(one)
+            one.is_written = True
         except DiskFull:
             self._give_up(one)
             raise
@@ -146,7 +152,8 @@ class Sorter:
         engine = self._engine
         try:
             async with self._syncing:
-                await self._sync(one.logs)
+                if not one.is_safe:
+                    await self._sync([other for other in self._passes if other.is_written and not other.is_safe])
             async with engine.layout:
                 await self._finish(one)
         except DiskFull:
@@ -154,8 +161,12 @@ class Sorter:
             raise
         self._passes.remove(one)
 
-    async def _sync(self, logs: list[PartitionLog]) -> None:
-        """Make the buckets safe apart from the committer: to sync fifty files must not hold up those who publish."""
+    async def _sync(self, passes: list[_Pass]) -> None:
+        """Make what these wrote safe, apart from the committer: fifty files must not hold up those who publish.
+
+        One sync for all passes that wait for it, as in a group commit.
+        """
+        logs = dict.fromkeys(log for one in passes for log in one.logs)
         jobs = [job for job in (log.begin_sync() for log in logs) if job is not None]
         while True:
             try:
@@ -165,6 +176,8 @@ class Sorter:
                 await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
         for job in jobs:
             job.log.finish_sync(job)
+        for one in passes:
+            one.is_safe = True
 
     def _give_up(self, one: _Pass) -> None:
         """The same block is sorted again later."""

@@ -52,8 +52,8 @@ class Entry:
     id: bytes = b""
     acknowledged: bool = False
     cancelled: bool = False
-    # A cancel was asked for and not answered.
-    cancelling: bool = False
+    # So many cancellations were asked for and not answered.
+    cancelling: int = 0
     lost: bool = False
     # An answer said that nothing is pending under its id.
     gone: bool = False
@@ -272,12 +272,13 @@ class World:
         entry = self._some()
         if entry is None:
             return
-        was, entry.cancelling, acknowledged = entry.cancelling, True, entry.acknowledged
+        acknowledged = entry.acknowledged
+        entry.cancelling += 1
         outcome = await delays.cancel(entry.id)
         self._check_outcome("cancel", entry, outcome, acknowledged)
         if outcome == Outcome.DONE:
             entry.cancelled = True
-        entry.cancelling = was
+        entry.cancelling -= 1
 
     async def _reschedule(self, delays: Delays) -> None:
         entry = self._some()
@@ -372,13 +373,14 @@ class World:
             assert pending.due_us in entry.dues, f"{value!r} is due {pending.due_us}, not {entry.dues}"
             assert not entry.id or pending.id == entry.id
             entry.dues = {pending.due_us}
-            entry.acknowledged, entry.cancelling, entry.id = True, False, pending.id
+            entry.acknowledged, entry.cancelling, entry.id = True, 0, pending.id
         elif not arrived:
             assert not entry.acknowledged or entry.cancelling or entry.lost, f"{value!r} is lost"
-            entry.lost = True
+            # An id that nobody was told of may be another record's now.
+            entry.lost, entry.id = True, b""
         if arrived:
             assert not entry.lost, f"{value!r} came back"
-            entry.acknowledged, entry.cancelling = True, False
+            entry.acknowledged, entry.cancelling = True, 0
 
 
 def _others(error: BaseException) -> BaseException | None:
