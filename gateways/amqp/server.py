@@ -6,6 +6,8 @@ There is one door for all addresses that AMQP is spoken on, with TLS or without.
 import logging
 from collections.abc import Sequence
 
+import trio
+
 from headrace.controller.changes import (
     Change,
     DeletePermission,
@@ -23,6 +25,7 @@ from headrace.gateways.delivery.inbox import STALL_S
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.poller import Poller, is_available
 from headrace.gateways.delivery.turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class AmqpDoor:
         self.config = config or AmqpConfig()
         self.sessions: set[Session] = set()
         self.turn = turn
+        self.poller = Poller(turn, broker.env.clock) if is_available() else None
         # After the access rights and the broker itself have heard of a change.
         broker.metadata.listen(self._metadata_changed)
         watch.listen(self._alarms_changed)
@@ -102,6 +106,12 @@ class AmqpDoor:
         By a sweep: for 5,000 sessions 1 ms a second, as much as timers of their own would take, which would besides
         wake the loop for each.
         """
+        async with trio.open_nursery() as nursery:
+            if self.poller is not None:
+                nursery.start_soon(self.poller.run)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
         clock = self.broker.env.clock
         deliveries_due = 0.0
         while True:

@@ -6,6 +6,7 @@ connection that has something to send. Nothing awaits per message; only methods 
 
 import logging
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn, Protocol, cast
 
@@ -43,6 +44,7 @@ from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
 from headrace.gateways.delivery.login import Identity, Refusal
 from headrace.gateways.delivery.outbox import Outbox
+from headrace.gateways.delivery.poller import Poller
 from headrace.gateways.delivery.turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ class Door(Protocol):
     alarms: Alarms
     config: AmqpConfig
     turn: Turn
+    # Reads plain connections without a task switch; None: there is none here.
+    poller: Poller | None
 
 
 class Ended(Exception):
@@ -124,6 +128,13 @@ class Session:
         self._nursery: trio.Nursery | None = None
         self._expected: type[Method] | None = commands.Connection.StartOk
         self._scope = trio.CancelScope()
+        # What became of a read that its task must go on with: events that may have to wait, or what went wrong with
+        # the first of them.
+        self._left: Sequence[Event] = ()
+        self._failure: Exception | None = None
+        self._is_over = False
+        self._poller = door.poller if connection.is_plain else None
+        self._descriptor = -1
 
     @property
     def is_loopback(self) -> bool:
@@ -146,7 +157,7 @@ class Session:
                         with trio.fail_after(self._config.handshake_s):
                             await self._shake_hands()
                         while True:
-                            await self._turn(await self._read())
+                            await self._turn(await self._next_events())
                             if self._published and self.door.alarms.active:
                                 await self._wait_for_alarms()
                     except trio.TooSlowError:
@@ -162,14 +173,14 @@ class Session:
         """Until the connection is open, or was refused and has ended."""
         rest = await self._greet()
         received = len(rest)
-        await self._turn(rest)
+        await self._turn(self._cutter.receive(rest))
         while self._operations is None:
             rest = await self._read()
             received += len(rest)
             if received > HANDSHAKE_BYTES_MAX:
                 _log.warning("too many octets before the login", extra={"peer": self.peer[0]})
                 raise Ended
-            await self._turn(rest)
+            await self._turn(self._cutter.receive(rest))
 
     async def _greet(self) -> bytes:
         """The protocol header, then connection.start; returns what came behind the header."""
@@ -218,14 +229,51 @@ class Session:
             raise Ended
         return data
 
-    async def _turn(self, data: bytes) -> None:
-        self._turning = True
+    async def _next_events(self) -> Sequence[Event]:
+        """What has come and is still to be done."""
         self._published = False
+        if self._poller is None:
+            return self._cutter.receive(await self._read())
+        self._descriptor = self._socket.fileno()
+        await self._poller.watch(self._descriptor, self._ready)
+        left, self._left = self._left, ()
+        if not left and self._is_over:
+            raise Ended
+        return left
+
+    def _ready(self) -> None:
+        """Something has come: read once, and do what needs no await. In a turn of the poller's."""
+        poller = self._poller
+        assert poller is not None
+        data = self._inbox.read_now(poller.now)
+        if data is None:
+            return
+        self._published = False
+        done = 0
+        events = self._cutter.receive(data)
+        try:
+            for event in events:
+                if not self._take_at_once(event):
+                    break
+                done += 1
+        except Exception as error:
+            self._failure = error
+        self._is_over = not data
+        if done < len(events) or not data or (self._published and self.door.alarms.active):
+            self._left = events[done:]
+            self._turning = bool(self._left)
+            poller.hand_over(self._descriptor)
+
+    async def _turn(self, events: Sequence[Event]) -> None:
+        self._turning = True
         self._closed_in_turn.clear()
-        for event in self._cutter.receive(data):
+        for event in events:
             if self._closed_in_turn and self._is_void(event):
                 continue
             try:
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
                 await self._take(event)
                 self.door.turn.running = False
             except HeadraceError as error:
@@ -264,30 +312,39 @@ class Session:
             )
         )
 
+    def _take_at_once(self, event: Event) -> bool:
+        """What never has to wait for anything: publishes and acknowledgements. False: it may be something else."""
+        if self._operations is None:
+            return False
+        if isinstance(event, PublishRun):
+            channel = self._channel(event.channel)
+            assert self._publisher is not None
+            self.door.turn.running = True
+            self._published = True
+            self._publisher.publish(channel, event)
+            if channel.confirming:
+                send_confirms(channel, self.outbox)
+            return True
+        if isinstance(event, Acks):
+            self.door.turn.running = True
+            self._operations.acks(self._channel(event.channel), event)
+            return True
+        return isinstance(event, Heartbeat)
+
     async def _take(self, event: Event) -> None:
         if self._operations is None and isinstance(event, PublishRun | Acks | MethodFrame) and event.channel:
             text = f"frame on channel {event.channel} before connection.open"
             raise amqp_error(ReplyCode.UNEXPECTED_FRAME, text)
+        if self._take_at_once(event):
+            return
         match event:
-            case PublishRun():
-                channel = self._channel(event.channel)
-                assert self._publisher is not None
-                self.door.turn.running = True
-                self._published = True
-                self._publisher.publish(channel, event)
-                if channel.confirming:
-                    send_confirms(channel, self.outbox)
-            case Acks():
-                assert self._operations is not None
-                self.door.turn.running = True
-                self._operations.acks(self._channel(event.channel), event)
             case MethodFrame(channel=0):
                 await self._take_connection(event.method)
             case MethodFrame():
                 await self._take_channel(event.channel, event.method)
             case Violation():
                 await self._fail(event.channel, event.error, told=True)
-            case Heartbeat():
+            case _:
                 pass
 
     def _send(self, channel: int, method: Method) -> None:
