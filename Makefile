@@ -22,7 +22,7 @@ part = @start=$$(date +%s); echo "== $(1)"; { $(2); } || exit $$?; echo "== $(1)
 # For a target whose subject is not built yet: say so, and fail.
 not_yet = @echo "$@: nothing to run yet: $(1)" >&2; exit 2
 
-.PHONY: serve test lint unit runtimes interop bench sim walks mutants crash fuzz chaos security clean
+.PHONY: serve test lint unit runtimes interop bench bench-delay sim sim-delay kill-delay walks mutants crash fuzz chaos security clean
 
 serve: $(VENV)/base
 	@exec $(BIN)/headrace serve $(ARGS)
@@ -57,8 +57,21 @@ interop: $(VENV)/dev runtimes
 crash: $(VENV)/dev
 	$(call part,crash,$(BIN)/python -m tests.core_log.power crash $(ARGS))
 
+# The delay engine against an oracle, through crashes and clocks that are set: 100,000 operations.
+sim-delay: $(VENV)/dev
+	$(call part,sim-delay,$(BIN)/python -m tests.delay.simulation run $(ARGS))
+
+# kill -9 while 100,000 parked messages fire, and 10,000 cancelled at the tick at which they are due.
+kill-delay: $(VENV)/dev
+	$(call part,kill-delay,COUNT=100000 RACES=10000 $(BIN)/python -m pytest -q tests/delay/test_kill.py tests/delay/test_delays.py -k 't3 or t4')
+
+N ?= 10000000
+bench-delay: $(VENV)/dev
+	$(call part,bench-delay,$(BIN)/python -m bench.delay $(N); $(BIN)/python -m bench.delay_amqp)
+
 mutants: $(VENV)/dev
 	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
+	$(call part,mutants of the delay engine,$(BIN)/python -m tests.delay.simulation mutants $(ARGS))
 
 # Hostile octets for each parser, SECONDS of them each.
 fuzz: $(VENV)/fuzz
