@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import trio
@@ -39,7 +39,8 @@ WINDOW = 40
 BURST = 100_000
 LATE_RATE = 1_000
 LATE_SECONDS = 20
-MONTH_US = 30 * 24 * 3600 * 1_000_000
+HOUR_US = 3600 * 1_000_000
+MONTH_US = 30 * 24 * HOUR_US
 TARGET = b"orders"
 
 
@@ -119,7 +120,7 @@ class Bench:
 
         def append(size: int) -> tuple[PartitionLog, int]:
             now_us = time.time_ns() // 1000
-            return self._delays.intake, self._park((random.integers(0, MONTH_US, size) + now_us).tolist())
+            return self._delays.intake, self._park((random.integers(HOUR_US, MONTH_US, size) + now_us).tolist())
 
         rate = await self._publish(count, append)
         return {"rate": rate, **self.memory()}
@@ -190,14 +191,14 @@ class Bench:
             await trio.sleep(0.01)
         return {"arrived": float(self._goal.count())}
 
-    async def survivors(self) -> dict[str, float]:
-        """What of that burst has arrived when all is quiet."""
-        while (
-            self._delays.count(TARGET) and (self._delays._engine.ring.next_due_us() or 1 << 62) < time.time_ns() // 1000
-        ):
+    async def survivors(self, pending: int) -> dict[str, float]:
+        """How much of all that was due has arrived, when no more is pending than should be."""
+        begun = time.perf_counter()
+        while self._delays.count() > pending and time.perf_counter() - begun < 120:
             await trio.sleep(0.05)
         await trio.sleep(1)
-        return {"arrived": float(self._goal.count()), "pending": float(self._delays.count())}
+        arrived, left = float(self._goal.count()), float(self._delays.count())
+        return {"arrived": arrived, "pending": left, "seconds": time.perf_counter() - begun - 1}
 
 
 async def child(folder: Path) -> None:
@@ -252,7 +253,11 @@ class Child:
         answer: dict[str, float] = json.loads(line)
         return answer
 
-    def kill(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """kill -9, in any case."""
         self._process.kill()
         self._process.wait()
 
@@ -266,30 +271,24 @@ def measure(count: int, tell: Callable[[str, dict[str, float]], None]) -> dict[s
         tell(name, answer)
         return answer
 
-    with scratch_folder() as folder:
-        few = Child(folder)
+    with scratch_folder() as folder, Child(folder) as few:
         few.ask(f"park {FEW}")
         note(f"lateness, {FEW:,} pending", few.ask("lateness"))
         note(f"{BURST:,} in a second, {FEW:,} pending", few.ask("burst"))
-        few.kill()
     with scratch_folder() as folder:
-        many = Child(folder)
-        note("plain", many.ask(f"plain {max(count // 10, 100_000)}"))
-        note("park", many.ask(f"park {count}"))
-        note("sorted", many.ask("sorted"))
-        note("lateness", many.ask("lateness"))
-        note("burst", many.ask("burst"))
-        arrived = found["burst arrived"] = {"count": float(LATE_RATE * LATE_SECONDS + BURST)}
-        killed = note("killed while firing", many.ask("kill_me"))
-        many.kill()
-        assert killed["arrived"] <= arrived["count"] + BURST
-        many = Child(folder)
-        note("restart", many.started)
-        after = note("after kill -9", many.ask("survivors"))
-        assert after["arrived"] == arrived["count"] + BURST, "each exactly once"
-        note("lateness after kill -9", many.ask("lateness"))
-        note("burst after kill -9", many.ask("burst"))
-        many.kill()
+        with Child(folder) as many:
+            note("plain", many.ask(f"plain {max(count // 10, 100_000)}"))
+            note("park", many.ask(f"park {count}"))
+            note("sorted", many.ask("sorted"))
+            note("lateness", many.ask("lateness"))
+            note("burst", many.ask("burst"))
+            note("killed while firing", many.ask("kill_me"))
+        with Child(folder) as many:
+            note("restart", many.started)
+            after = note("after kill -9", many.ask(f"survivors {count}"))
+            assert after["arrived"] == LATE_RATE * LATE_SECONDS + 2 * BURST, "each exactly once"
+            note("lateness after kill -9", many.ask("lateness"))
+            note("burst after kill -9", many.ask("burst"))
     return found
 
 

@@ -275,10 +275,7 @@ class Engine:
         storage.sync_dir("")
         try:
             for number in sorted(self.ledger.runs):
-                one = RunFile(storage, number)
-                for source in one.slices:
-                    one.check(source)
-                self.runs[number] = one
+                self.runs[number] = RunFile(storage, number)
         except CorruptLog:
             return False
         return True
@@ -323,6 +320,17 @@ class Engine:
         """Blocks. It counts when a decision names it."""
         self.env.storage.replace_file(run_file.path_of(number), run_file.encode(rows))
         return RunFile(self.env.storage, number)
+
+    def check_run(self, run: RunFile, source: int) -> None:
+        """Look at the hash of a source's rows before they are relied on, once. Blocks; raises CorruptLog."""
+        if source not in run.checked:
+            try:
+                run.check(source)
+            except CorruptLog:
+                # The next start does not find it, and makes it again from the buckets.
+                self.drop_run(run.number)
+                raise
+            run.checked.add(source)
 
     def drop_run(self, number: int) -> None:
         """A decision no longer names it, and is durable. Blocks."""

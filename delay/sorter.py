@@ -313,6 +313,7 @@ class Sorter:
             source = engine.ledger.sources.get(number)
             if source is None or source.start_us >= edge_us or source.end_us <= engine.edge_us:
                 continue
+            engine.check_run(run, number)
             at = run.first_from(number, engine.edge_us)
             while at < end:
                 rows = run.rows(at, min(_WINDOW_ROWS, end - at))
@@ -406,6 +407,9 @@ class Sorter:
             kept = set(ledger.sources)
 
             def merge() -> RunFile | None:
+                for run in few:
+                    for source in run.slices.keys() & kept:
+                        engine.check_run(run, source)
                 rows = joined([run.all_rows([one for one in run.slices if one in kept]) for run in few])
                 return engine.write_run(number, by_source(rows)) if len(rows) else None
 

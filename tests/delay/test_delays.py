@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import trio
 
-from headrace.core_log.errors import Refused
+from headrace.core_log.errors import CorruptLog, Refused
 from headrace.core_log.record import Producer
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.delay.delays import DelayRefused, Outcome
@@ -156,6 +156,25 @@ async def test_run_files_that_are_lost_are_made_again_from_the_buckets(autojump_
         found = await it.delays.inspect(id)
         assert found is not None and found.value == b"a"
         clock.step(3 * DAY_US)
+        assert await it.values_by(1) == [b"a"]
+
+
+async def test_run_file_that_is_damaged_stops_the_engine_and_is_made_again_at_the_next_start(
+    autojump_clock: object,
+) -> None:
+    storage, clock = MemoryStorage(), Clock()
+    async with house(storage, clock=clock) as it:
+        await it.park(b"a", in_s=3 * 86400)
+        await it.sort()
+    storage = storage.process_crash()
+    (name,) = storage.list("delay")
+    storage.flip_bit(f"delay/{name}", 60)
+    with pytest.raises(ExceptionGroup) as raised:
+        async with house(storage, clock=clock, seed=1, stop=False) as it:
+            clock.step(3 * DAY_US)
+            await it.values_by(1)
+    assert raised.group_contains(CorruptLog, match="run file")
+    async with house(storage.process_crash(), clock=clock, seed=2) as it:
         assert await it.values_by(1) == [b"a"]
 
 

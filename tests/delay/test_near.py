@@ -12,7 +12,8 @@ times = st.lists(st.tuples(st.integers(-SLOT_US, 6 * SLOT_US), st.integers(1, 30
 
 @given(pieces, times)
 def test_ring_is_a_sorted_list(parts: list[list[int]], looks: list[tuple[int, int]]) -> None:
-    ring, naive, number = NearRing(), [], 0
+    ring, number = NearRing(), 0
+    naive: list[tuple[int, int]] = []
     for at in range(max(len(parts), len(looks))):
         dues = parts[at] if at < len(parts) else []
         places = list(range(number, number + len(dues)))

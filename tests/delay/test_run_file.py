@@ -79,7 +79,8 @@ def test_damage_is_noticed() -> None:
     storage.flip_bit(run_file.path_of(1), size - 2 * 12 - 40)
     again = RunFile(storage, 1)
     with pytest.raises(CorruptLog, match="hash"):
-        again.all_rows([1, 2])
+        again.check(1)
+    again.check(2)
     with pytest.raises(CorruptLog, match="gone"):
         RunFile(storage, 2)
     storage.open(run_file.path_of(1)).truncate(size - 1)
