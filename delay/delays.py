@@ -142,6 +142,8 @@ class Delays:
         due too far in the future, DiskFull as any append, SequenceRefused as any idempotent one.
         """
         count = len(values)
+        if count == 0:
+            return int(self._engine.intake.end)
         now_us = self._clock.wall_us()
         self._refuse_too_far(max(due_us), now_us)
         if min(due_us) < 0:

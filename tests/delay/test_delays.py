@@ -112,6 +112,7 @@ async def test_due_beyond_ten_years_is_refused_and_nothing_is_taken(autojump_clo
         with pytest.raises(DelayRefused):
             await it.delays.reschedule(id, far_us)
         assert it.delays.count() == 1
+        assert it.delays.park(b"t", [], [], [], due_us=[]) == it.delays.intake.end
 
 
 async def test_t1_clock_set_back_holds_everything_and_set_forth_fires_it_once(autojump_clock: object) -> None:
