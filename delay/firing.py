@@ -95,6 +95,7 @@ class Firing:
         while True:
             self._stage_wake = engine.sooner = trio.Event()
             now_us = engine.env.clock.wall_us()
+            self._put_back(now_us)
             places = self._next_places(now_us)
             if len(places):
                 bodies = await engine.bodies(places)
@@ -104,6 +105,15 @@ class Firing:
                 self._decide_wake.set()
                 continue
             await self._sleep(self._stage_wake, self._until_stage(now_us))
+
+    def _put_back(self, now_us: int) -> None:
+        """What is not due for long, since the clock was set back, makes room for what is."""
+        for staged in list(self._staged):
+            if staged.next_due_us > now_us + 2 * AHEAD_US:
+                self._staged.remove(staged)
+                left = staged.places[staged.head :]
+                self._byte_count -= len(left) * staged.size
+                self._engine.ring.add(staged.bodies.dues[staged.head :], left)
 
     def _next_places(self, now_us: int) -> Places:
         if self._until_stage(now_us) > 0:

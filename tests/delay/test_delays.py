@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ from headrace.core_log.storage.memory import MemoryStorage
 from headrace.delay.delays import DelayRefused, Outcome
 from headrace.delay.parked import made_id
 
-from .house import DAY_US, Clock, house
+from .house import DAY_US, SMALL, Clock, house
 
 
 async def test_record_arrives_when_it_is_due_and_not_before(autojump_clock: object) -> None:
@@ -125,6 +126,17 @@ async def test_t1_clock_set_back_holds_everything_and_set_forth_fires_it_once(au
         it.clock.step(-3600 * 1_000_000)
         assert await it.values_by(20) == [b"a"]
         assert it.target.early == []
+
+
+async def test_clock_set_back_leaves_room_for_what_is_due_by_it(autojump_clock: object) -> None:
+    async with house(config=replace(SMALL, prefetch_bytes=1)) as it:
+        await it.park(b"later", in_s=0.3)
+        await it.values_by(0.2)
+        it.clock.step(-3600 * 1_000_000)
+        await it.park(b"now")
+        assert await it.values_by(1) == [b"now"]
+        it.clock.step(3600 * 1_000_000)
+        assert await it.values_by(1) == [b"now", b"later"]
 
 
 async def test_t2_everything_is_there_after_a_restart_and_counts_are_exact(autojump_clock: object) -> None:

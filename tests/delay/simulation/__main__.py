@@ -28,6 +28,7 @@ def run(first: int, operations: int) -> int:
             if isinstance(error, KeyboardInterrupt):
                 raise
             traceback.print_exc()
+            print(f"seed {seed} failed", flush=True)
             failed.append(seed)
         seed += 1
     print(f"delay engine against its oracle: seeds {first}..{seed - 1}")
