@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import msgspec
 import numpy as np
+import trio
 
 from headrace.delay import firing as firing_module
 from headrace.delay.decisions import Snapshot
@@ -64,7 +65,8 @@ _snapshot = Ledger.snapshot
 
 
 async def _not_durable(self: Engine, *_ends: object) -> None:
-    """Whoever should wait for a commit goes on at once."""
+    """Whoever should wait for a commit goes on after a moment."""
+    await trio.sleep(0.0001)
 
 
 async def _hand_over_undecided(self: Firing) -> None:
@@ -146,7 +148,7 @@ MUTANTS = (
     Mutant("fires what is due a moment later", 10, ((Firing, "decide", _decide_early),)),
     Mutant("forgets the floor of what was kept back", 40, ((Waiting, "floor", _floor_forgotten),)),
     Mutant("settles before the target has committed", 60, ((Firing, "_done", _settle_at_once),)),
-    Mutant("answers and moves before anything is durable", 40, ((Engine, "durable", _not_durable),)),
+    Mutant("answers and moves before anything is durable", 120, ((Engine, "durable", _not_durable),)),
     Mutant("reads what was sorted away again", 40, ((Engine, "_counting", _all_count),)),
     Mutant("a snapshot forgets what is under way", 80, ((Ledger, "snapshot", _snapshot_without_moves),)),
     Mutant("a snapshot forgets what was decided", 40, ((Ledger, "snapshot", _snapshot_without_marks),)),
