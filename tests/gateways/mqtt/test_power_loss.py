@@ -201,7 +201,8 @@ async def test_message_comes_once_whenever_the_power_is_lost(tmp_path: Path, mon
                 more = [publisher.publish()] if answers and len(publisher.sent) < 6 else []
                 await client.send(*more, *answers)
         shutil.copytree(tmp_path / "before", tmp_path / "after")
-    assert len(cuts.found) > 30
+    # How many syncs there are depends on how busy the machine is: what comes together is synced together.
+    assert len(cuts.found) >= 12, "too few moments to show anything"
     for moment, left, known in cuts.found:
         async with running(tmp_path / "after", left) as house:
             client = await house.client("writer", lasting=True, resumes=True)
