@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, field
 
 from headrace.controller.errors import NotFound
-from headrace.core_log.record import PROTOCOL_MASK, Protocol
 from headrace.delay.parked import DelayRefused, Outcome, Pending
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.delayed_duty import Duty, DutyKind, decode_duty, encode_duty
 from headrace.gateways.delivery.delayed_when import DELAY, DELIVER_AT, due_us_of
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
-from headrace.gateways.http.records import Encoding, octets, time_text, written
+from headrace.gateways.http.records import Encoding, octets, plain, time_text, written
 from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
@@ -135,14 +134,7 @@ def _may_count(door: "HttpDoor", visitor: Visitor, duty: Duty) -> bool:
 
 def _shown(door: "HttpDoor", one: Pending, *, base64: bool) -> DelayedMessage:
     duty = decode_duty(one.target)
-    protocol = Protocol(one.attributes & PROTOCOL_MASK)
-    properties: dict[str, Any] = {}
-    headers: dict[str, Any] = {}
-    if protocol is not Protocol.NEUTRAL and one.properties:
-        plain = door.words.read(one.key, one.properties, one.attributes)
-        properties, headers = dict(plain.properties), dict(plain.headers)
-    else:
-        headers = {name.decode("utf-8", "backslashreplace"): written(value)[0] for name, value in one.headers}
+    properties, headers = plain(door.words, one.key, one.properties, one.attributes, one.headers)
     shown_id, id_encoding = written(one.id)
     key, key_encoding = written(one.key, base64=base64)
     value, encoding = written(one.value, base64=base64)

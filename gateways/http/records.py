@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from headrace.core_log.record import PROTOCOL_MASK, RELOCATED, Protocol, RecordBatch
+from headrace.core_log.record import PROTOCOL_MASK, RELOCATED, Headers, Protocol, RecordBatch
+from headrace.gateways.delivery.retry import told
 from headrace.gateways.http.operations import Answer
 from headrace.gateways.http.words import Words
 
@@ -42,18 +43,8 @@ class Message(Answer, frozen=True, kw_only=True, omit_defaults=True):
 def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base64: bool = False) -> Message:
     """A record as its readers get it. `base64`: whatever is in it."""
     attributes = batch.attributes.at(index)
-    properties: dict[str, Any] = {}
-    headers: dict[str, Any] = {}
-    protocol = Protocol(attributes & PROTOCOL_MASK)
-    if protocol is not Protocol.NEUTRAL:
-        plain = words.read(batch.keys[index], batch.properties[index], attributes)
-        properties, headers = dict(plain.properties), dict(plain.headers)
-    if batch.headers is not None:
-        for name, text in batch.headers[index]:
-            if name == CONTENT_TYPE and protocol is Protocol.NEUTRAL:
-                properties["content_type"] = _text(text)
-            else:
-                headers[_text(name)] = _text(text)
+    neutral = batch.headers[index] if batch.headers is not None else ()
+    properties, headers = plain(words, batch.keys[index], batch.properties[index], attributes, neutral)
     key, key_encoding = written(batch.keys[index], base64=base64)
     value, encoding = written(batch.values[index], base64=base64)
     expiry_us = batch.expiries.at(index)
@@ -67,11 +58,27 @@ def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base6
         encoding=encoding,
         headers=headers,
         tags=list(batch.tags_at(index)),
-        protocol=_PROTOCOLS[protocol],
+        protocol=_PROTOCOLS[Protocol(attributes & PROTOCOL_MASK)],
         properties=properties,
         expires_at=time_text(expiry_us) if expiry_us else None,
         relocated=attributes & RELOCATED != 0,
     )
+
+
+def plain(
+    words: Words, key: bytes, properties: bytes, attributes: int, neutral: Headers
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(properties, headers) of a record in plain words.
+
+    The neutral headers of a topic's record are its publisher's. Those of AMQP's and MQTT's are the broker's notes, of
+    which everybody is told what consumers are told, and no more.
+    """
+    if attributes & PROTOCOL_MASK == Protocol.NEUTRAL:
+        headers = {_text(name): _text(value) for name, value in neutral}
+        content_type = headers.pop(CONTENT_TYPE.decode(), None)
+        return {} if content_type is None else {"content_type": content_type}, headers
+    found = words.read(key, properties, attributes)
+    return dict(found.properties), {**found.headers, **told(neutral)}
 
 
 def written(data: bytes, *, base64: bool = False) -> tuple[str, Encoding]:

@@ -107,6 +107,35 @@ def test_record_of_another_protocol_is_shown_in_its_plain_words() -> None:
     assert message.relocated
 
 
+def test_of_the_brokers_notes_on_a_record_only_those_that_consumers_are_told_are_shown() -> None:
+    notes = (
+        (b"x-origin-stream", b"s"),
+        (b"x-origin-partition", b"2"),
+        (b"x-origin-offset", b"9"),
+        (b"x-origin-exchange", b"e"),
+        (b"x-attempt", b"3"),
+        (b"x-reason", b"rejected"),
+        (b"attempts", b"1 rejected"),
+        (b"timestamp", b"1"),
+        (b"h", b"note"),
+    )
+    message = shown(NoWords(), 0, one(attributes=int(Protocol.AMQP), headers=[notes]), 0)
+    assert message.headers == {
+        "h": 1,
+        "x-origin-stream": "s",
+        "x-origin-partition": 2,
+        "x-origin-offset": 9,
+        "x-attempt": 3,
+        "x-reason": "rejected",
+    }
+
+
+def test_headers_of_a_topics_record_are_its_publishers_whatever_their_names() -> None:
+    given = ((b"timestamp", b"noon"), (b"attempts", b"many"), (b"x-attempt", b"first"))
+    headers = shown(NoWords(), 0, one(headers=[given]), 0).headers
+    assert headers == {"timestamp": "noon", "attempts": "many", "x-attempt": "first"}
+
+
 @pytest.mark.parametrize(("time_us", "text"), [(0, "1970-01-01T00:00:00.000000Z"), (-1, "1969-12-31T23:59:59.999999Z")])
 def test_time_is_rfc_3339(time_us: int, text: str) -> None:
     assert time_text(time_us) == text
