@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -57,8 +58,8 @@ class Schedules:
         self._publishes = publishes
         self._log = broker.private_log(STREAM_NAME, CONFIG)
         self._schedules: dict[tuple[str, str], Schedule] = {}
-        # Runs that are done, with who is to be told when that is written; and those to be parked.
-        self._finished: deque[tuple[Schedule, Schedule, Callable[[], None]]] = deque()
+        # What is to be written of runs that are done.
+        self._finished: deque[Callable[[], None]] = deque()
         self._wake = trio.Event()
         # One change of schedules at a time.
         self._changing = trio.Lock()
@@ -141,14 +142,15 @@ class Schedules:
             return await self._change(before, replace(_changed(before, resumed), next_us=next_us))
 
     async def run_now(self, vhost: str, name: str) -> None:
-        """Publish once, beside the schedule. Durable when this returns; NotFound where its exchange is gone."""
+        """Publish once, beside the schedule: durable and counted when this returns. NotFound: its exchange is gone."""
         schedule = self.get(vhost, name)
         message = schedule.definition.message
         host = self._broker.vhosts[vhost]
         if host.router.exchange(message.exchange) is None:
             raise NotFound(f"no exchange '{message.exchange}' in vhost '{vhost}'")
         done = trio.Event()
-        self._publish(schedule, self._broker.env.clock.wall_us(), None, done.set)
+        now_us = self._broker.env.clock.wall_us()
+        self._publish(schedule, now_us, None, lambda: self._later(partial(self._count, schedule, now_us, done.set)))
         await done.wait()
 
     async def _change(self, before: Schedule | None, schedule: Schedule) -> Schedule:
@@ -159,7 +161,7 @@ class Schedules:
             await self._write(schedule_key(*key), encode_schedule(schedule))
             if before is not None:
                 await self._cancel(before)
-            if self._schedules.get(key) is schedule:
+            if _same_run(self._schedules.get(key), schedule):
                 reached = self._park(schedule)
                 if reached is not None:
                     intake = self._broker.delayed.delays.intake
@@ -257,8 +259,11 @@ class Schedules:
         self._publishes.fire(duty, run, done)
 
     def _finish(self, before: Schedule, after: Schedule, done: Callable[[], None]) -> None:
-        """To be written by `run`: this may be called out of a commit, where nobody can wait for a disk that is full."""
-        self._finished.append((before, after, done))
+        self._later(partial(self._advance, before, after, done))
+
+    def _later(self, write: Callable[[], None]) -> None:
+        """By `run`: this may be called out of a commit, where nobody can wait for a disk that is full."""
+        self._finished.append(write)
         self._wake.set()
 
     def _park(self, schedule: Schedule) -> int | None:
@@ -287,9 +292,8 @@ class Schedules:
             await self._rearm(schedule)
         while True:
             while self._finished:
-                before, after, done = self._finished[0]
                 try:
-                    self._advance(before, after, done)
+                    self._finished[0]()
                 except DiskFull:
                     await self._broker.env.clock.sleep(RETRY_S)
                 else:
@@ -308,12 +312,28 @@ class Schedules:
             except DiskFull:
                 await self._broker.env.clock.sleep(RETRY_S)
 
+    def _count(self, ran: Schedule, time_us: int, done: Callable[[], None]) -> None:
+        """A run beside the schedule's own."""
+        key = ran.vhost, ran.name
+        known = self._schedules.get(key)
+        if known is None or known.id != ran.id:
+            done()
+            return
+        counted = replace(known, run_count=known.run_count + 1, last_us=time_us)
+        written = self._append(schedule_key(*key), encode_schedule(counted))
+        self._schedules[key] = counted
+        self._log.when_committed(written, done)
+
     def _advance(self, before: Schedule, after: Schedule, done: Callable[[], None]) -> None:
         key = before.vhost, before.name
-        if self._schedules.get(key) is not before:
+        known = self._schedules.get(key)
+        if known is None or not _same_run(known, before):
             # It was changed or deleted while it ran.
             done()
             return
+        if known is not before:
+            # Somebody had it run beside its times meanwhile.
+            after = replace(after, run_count=after.run_count + known.run_count - before.run_count)
         waiting = _All(2, done)
         reached = self._park(after)
         written = self._append(schedule_key(*key), encode_schedule(after))
@@ -328,6 +348,11 @@ class Schedules:
 def _changed(schedule: Schedule, definition: Definition) -> Schedule:
     """A run of before may be under way, and has its number."""
     return replace(schedule, definition=definition, revision=schedule.revision + 1, number=schedule.number + 1)
+
+
+def _same_run(known: Schedule | None, schedule: Schedule) -> bool:
+    """It was neither changed nor deleted, nor has it run; but it may have been run beside its times."""
+    return known is not None and _run_id(known) == _run_id(schedule)
 
 
 def _run_id(schedule: Schedule) -> bytes:

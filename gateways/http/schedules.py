@@ -14,6 +14,7 @@ from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, Protocol
 from headrace.delay.cron import Cron, Missed
 from headrace.filtering.tags import collect
 from headrace.gateways.delivery.access import Operation as Right
+from headrace.gateways.delivery.delayed_when import DELAY, DELAY_LEVEL, DELIVER_AT, SCHEDULE_ID
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
 from headrace.gateways.delivery.schedules_state import Definition, Schedule
 from headrace.gateways.delivery.schedules_state import Message as Scheduled
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
     from headrace.gateways.http.server import HttpDoor
 
 PATH = "/api/v1/schedules"
-NEXT_RUNS_MAX = 100
+# Headers that the broker acts upon when somebody publishes.
+_AT_ITS_TIME = "a schedule's message is published at its time, and cannot wait after it"
+_NUMBERED = "the runs of a schedule have numbers of their own"
+_OF_A_PUBLISH = {
+    **dict.fromkeys((DELAY, DELIVER_AT, DELAY_LEVEL, SCHEDULE_ID), _AT_ITS_TIME),
+    **dict.fromkeys(("x-producer-id", "x-producer-epoch", "x-sequence"), _NUMBERED),
+}
 
 
 class SchedulePath(Parameters, frozen=True, kw_only=True):
@@ -38,8 +45,13 @@ class ListQuery(Parameters, frozen=True, kw_only=True):
 
 
 class ScheduledMessage(Body, frozen=True, kw_only=True):
-    exchange: Annotated[str, Meta(description="empty: the default exchange, with a queue's name as the key")]
-    key: Annotated[str, Meta(description="the routing key")] = ""
+    """With `exchange` or `queue`."""
+
+    exchange: Annotated[str | None, Meta(description="empty: the default exchange, with a queue's name as the key")] = (
+        None
+    )
+    queue: Annotated[str | None, Meta(description="instead: the queue it goes to")] = None
+    key: Annotated[str, Meta(description="the routing key, with `exchange`")] = ""
     value: Annotated[Raw, Meta(description="nothing: an empty value")] = field(default_factory=lambda: Raw(b""))
     encoding: Annotated[
         Literal["text", "base64", "json"] | None, Meta(description="text for strings, json for all else, unless given")
@@ -160,26 +172,44 @@ async def get_schedule(call: Call[SchedulePath, Parameters, None]) -> Reply:
     return Reply(_shown(call.door, _found(call, Right.READ)))
 
 
+def _where(message: ScheduledMessage) -> tuple[str, str]:
+    """(exchange, routing key)."""
+    if (message.exchange is None) == (message.queue is None) or message.queue == "":
+        raise Problem(Code.INVALID, "say where the message goes: exchange or queue")
+    if message.queue is not None:
+        if message.key:
+            raise Problem(Code.INVALID, "key belongs to exchange: a queue gets the message by its name")
+        return DEFAULT_EXCHANGE, message.queue
+    return message.exchange or DEFAULT_EXCHANGE, message.key
+
+
+def _check_headers(message: ScheduledMessage) -> None:
+    for name in message.headers:
+        if name in _OF_A_PUBLISH:
+            raise Problem(Code.INVALID, f"the header '{name}' cannot be given here: {_OF_A_PUBLISH[name]}")
+
+
 async def put_schedule(call: Call[SchedulePath, Parameters, NewSchedule]) -> Reply:
     door, asked, message = call.door, call.body, call.body.message
     vhost, name = _split(call.path.schedule)
     call.visitor.require_vhost(vhost)
-    call.visitor.require(Right.WRITE, vhost, message.exchange)
+    exchange_name, routing_key = _where(message)
+    call.visitor.require(Right.WRITE, vhost, exchange_name)
     try:
         is_new = False
         before = door.schedules.get(vhost, name)
         call.visitor.require(Right.WRITE, vhost, before.definition.message.exchange)
     except NotFound:
         is_new = True
-    exchange = door.broker.vhosts[vhost].router.exchange(message.exchange)
+    exchange = door.broker.vhosts[vhost].router.exchange(exchange_name)
     if exchange is not None and exchange.internal:
-        raise Problem(Code.FORBIDDEN, f"cannot publish to internal exchange '{message.exchange}'")
+        raise Problem(Code.FORBIDDEN, f"cannot publish to internal exchange '{exchange_name}'")
     if exchange is not None and exchange.kind == "topic":
         access = call.visitor.access
-        if not access.may_use_key(call.visitor.name, vhost, message.exchange, Right.WRITE, message.key):
-            text = f"write access with key '{message.key}' refused for user '{call.visitor.name}'"
+        if not access.may_use_key(call.visitor.name, vhost, exchange_name, Right.WRITE, routing_key):
+            text = f"write access with key '{routing_key}' refused for user '{call.visitor.name}'"
             raise Problem(Code.FORBIDDEN, text)
-    key = octets(message.key, "text")
+    key = octets(routing_key, "text")
     if len(key) > 255:
         raise Problem(Code.INVALID, f"a routing key of {len(key)} bytes is longer than 255")
     try:
@@ -187,6 +217,7 @@ async def put_schedule(call: Call[SchedulePath, Parameters, NewSchedule]) -> Rep
         tags = collect(message.tags)
     except ValueError as error:
         raise Problem(Code.INVALID, str(error)) from None
+    _check_headers(message)
     content_type = message.content_type
     is_json = message.encoding == "json" or (
         message.encoding is None and not bytes(message.value).startswith(b'"') and bytes(message.value)
@@ -197,7 +228,7 @@ async def put_schedule(call: Call[SchedulePath, Parameters, NewSchedule]) -> Rep
     definition = Definition(
         Cron(asked.cron, asked.zone),
         Scheduled(
-            message.exchange or DEFAULT_EXCHANGE,
+            exchange_name,
             key,
             properties,
             value,

@@ -107,7 +107,8 @@ def set_schedule(
     if value is not None and file is not None:
         raise click.UsageError("give a value or --file, not both")
     body = (value or "").encode("utf-8", "surrogateescape") if file is None else file.read_bytes()
-    message: Json = {"exchange": exchange or "", "key": key if queue is None else queue} | value_of(body)
+    where = {"exchange": exchange, "key": key} if queue is None else {"queue": queue}
+    message: Json = where | value_of(body)
     message |= {"headers": pairs(headers, "--header"), "tags": list(tags), "persistent": not transient}
     message |= {} if content_type is None else {"content_type": content_type}
     answer = broker.request("PUT", path("schedules", name), body=when | {"message": message})

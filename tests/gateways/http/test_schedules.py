@@ -142,6 +142,49 @@ def test_it_can_be_run_at_once_beside_its_times(broker: EmbeddedBroker, http: ht
     assert reader.taken() == [b"beat"]
 
 
+def test_runs_beside_its_times_count_too_and_take_none_of_its_own(
+    broker: EmbeddedBroker, http: httpx.Client, reader: Reader
+) -> None:
+    to_the_hour(broker)
+    before = put(http, "hourly", "@hourly")
+    assert (before["runs"], before["last_run"]) == (0, None)
+    for count in (1, 2):
+        answer = http.post(f"{SCHEDULES}/hourly/run").json()
+        assert (answer["runs"], answer["next_run"]) == (count, before["next_run"])
+        assert answer["last_run"] is not None
+    broker.clock.advance(3600)
+    broker.restart()
+    with httpx.Client(base_url=broker.http_url(""), auth=("guest", "guest"), timeout=30) as again:
+        assert again.get(f"{SCHEDULES}/hourly").json()["runs"] == 3
+
+
+def test_a_schedule_may_name_the_queue_it_goes_to(http: httpx.Client, reader: Reader) -> None:
+    made = http.put(f"{SCHEDULES}/q", json={"cron": "@yearly", "message": {"queue": "beats", "value": "to it"}}).json()
+    assert (made["message"]["exchange"], made["message"]["key"]) == ("", "beats")
+    http.post(f"{SCHEDULES}/q/run").raise_for_status()
+    assert reader.taken() == [b"to it"]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"value": "x"}, "exchange or queue"),
+        ({"exchange": "beats", "queue": "beats"}, "exchange or queue"),
+        ({"queue": ""}, "exchange or queue"),
+        ({"queue": "beats", "key": "k"}, "key belongs to exchange"),
+        ({"exchange": "beats", "headers": {"x-delay": 5}}, "published at its time"),
+        ({"exchange": "beats", "headers": {"x-sequence": 5}}, "numbers of their own"),
+    ],
+)
+def test_a_message_that_cannot_be_scheduled_is_refused_with_the_reason(
+    http: httpx.Client, reader: Reader, message: dict[str, Any], told: str
+) -> None:
+    answer = http.put(f"{SCHEDULES}/bad", json={"cron": "@daily", "message": message})
+    assert answer.status_code == 422
+    assert told in answer.json()["detail"]
+    assert "field" not in answer.json()["detail"]
+
+
 @pytest.mark.parametrize(("missed", "count"), [("skip", 1), ("once", 2), ("all", 6)])
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_runs_missed_while_the_broker_was_down_go_by_the_policy(
