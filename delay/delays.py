@@ -9,7 +9,7 @@ cancelling are one decision in one log, and whichever stands first holds (T4).
 Neighbours: firing.py, sorter.py, rescheduling.py, search.py do the work on engine.py; fire.py is the other side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import trio
 
@@ -256,16 +256,16 @@ class Delays:
 
     async def inspect(self, id: bytes) -> Pending | None:
         """The pending record of this id (the first due, where several share it)."""
-        pending, _fired = await self._under(id)
+        pending, _decided = await self._under(id)
         return pending[0].record if pending else None
 
     async def targets(self, id: bytes) -> frozenset[bytes]:
         """Whose it is that is pending under this id: several publishers may have chosen the same."""
-        pending, _fired = await self._under(id)
+        pending, _decided = await self._under(id)
         return frozenset(one.record.target for one in pending)
 
-    async def _under(self, id: bytes) -> tuple[Sequence[Match], bool]:
-        """What is pending under this id, and whether something fired; true until the caller waits for something."""
+    async def _under(self, id: bytes) -> tuple[Sequence[Match], Outcome]:
+        """What is pending under this id, and what became of the others; true until the caller waits for something."""
         ledger = self._engine.ledger
         while True:
             await self._rescheduling.arrival(id)
@@ -277,28 +277,27 @@ class Delays:
             if not moved and not self._rescheduling.is_on_the_way(id):
                 break
         pending = [one for one, now in zip(found, states, strict=True) if now == State.PENDING]
-        remembered = self._engine.remembered.get(id_hashes(id)[-1])
-        return pending, State.FIRED in states or remembered == State.FIRED
+        return pending, _outcome({*states, self._engine.remembered.get(id_hashes(id)[-1])})
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
     async def cancel(self, id: bytes) -> Outcome:
         """Cancel whatever is pending under this id; the answer is durable."""
         engine = self._engine
-        pending, fired = await self._under(id)
+        pending, decided = await self._under(id)
         if pending:
             engine.decide(*(Cancelled(one.record.target, one.place.to_bytes(8, "little")) for one in pending))
             engine.counters.cancelled += len(pending)
             engine.remember(id_hashes(id)[-1:], State.CANCELLED)
         # Also "unknown" may rest upon a decision that is not durable yet.
         await engine.decided()
-        return _outcome(bool(pending), fired)
+        return Outcome.DONE if pending else decided
 
     async def reschedule(self, id: bytes, due_us: int) -> Outcome:
         """Give whatever is pending under this id another due time; the answer is durable. May raise DelayRefused."""
         self._refuse_too_far(due_us, self._clock.wall_us())
         engine, ledger = self._engine, self._engine.ledger
-        pending, fired = await self._under(id)
+        pending, decided = await self._under(id)
         for one in pending:
             number, first = ledger.next_number, ledger.outbox.next_number(ledger.intake_partition)
             engine.decide(Rescheduled(number, one.record.target, one.place, max(due_us, 0), first))
@@ -308,10 +307,11 @@ class Delays:
             await self._rescheduling.arrival(id)
         else:
             await engine.decided()
-        return _outcome(bool(pending), fired)
+        return Outcome.DONE if pending else decided
 
 
-def _outcome(done: bool, fired: bool) -> Outcome:
-    if done:
-        return Outcome.DONE
-    return Outcome.ALREADY_FIRED if fired else Outcome.UNKNOWN
+def _outcome(states: Collection[State | None]) -> Outcome:
+    """Of what is no longer pending."""
+    if State.FIRED in states:
+        return Outcome.ALREADY_FIRED
+    return Outcome.ALREADY_CANCELLED if State.CANCELLED in states else Outcome.UNKNOWN

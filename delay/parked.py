@@ -19,6 +19,7 @@ class Outcome(Enum):
 
     DONE = "done"
     ALREADY_FIRED = "already fired"
+    ALREADY_CANCELLED = "already cancelled"
     UNKNOWN = "unknown"
 
 

@@ -282,6 +282,8 @@ def _answer(id: str, outcome: Outcome) -> None:
     match outcome:
         case Outcome.ALREADY_FIRED:
             raise Problem(Code.ALREADY_FIRED, f"what was parked under the id '{id}' has been delivered")
+        case Outcome.ALREADY_CANCELLED:
+            raise Problem(Code.ALREADY_CANCELLED, f"what was parked under the id '{id}' has been cancelled")
         case Outcome.UNKNOWN:
             raise _unknown(id)
         case Outcome.DONE:
@@ -314,10 +316,10 @@ def operations() -> list[Operation]:
             f"{MESSAGES}/{{id}}",
             cancel_delayed,
             "Cancel a parked message",
-            description="The answer is definite: cancelled and never delivered, delivered already, or not known.",
+            description="The answer is definite: never delivered, delivered before, cancelled before, or not known.",
             parameters=MessagePath,
             answers={200: Changed},
-            problems=(Code.NOT_FOUND, Code.ALREADY_FIRED, Code.REFUSED),
+            problems=(Code.NOT_FOUND, Code.ALREADY_FIRED, Code.ALREADY_CANCELLED, Code.REFUSED),
         ),
         Operation(
             "PUT",
@@ -327,6 +329,6 @@ def operations() -> list[Operation]:
             parameters=MessagePath,
             body=When,
             answers={200: Changed},
-            problems=(Code.NOT_FOUND, Code.ALREADY_FIRED, Code.REFUSED, Code.INVALID),
+            problems=(Code.NOT_FOUND, Code.ALREADY_FIRED, Code.ALREADY_CANCELLED, Code.REFUSED, Code.INVALID),
         ),
     ]

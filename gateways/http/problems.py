@@ -47,6 +47,7 @@ class Code(Enum):
     FENCED = ("fenced", 409, "The generation is over for the partition: it changed hands or was reset")
     OFFSET_BEHIND = ("offset_behind", 409, "More than that is committed already")
     ALREADY_FIRED = ("already_fired", 409, "It has been delivered already")
+    ALREADY_CANCELLED = ("already_cancelled", 409, "It has been cancelled already")
     REFUSED = ("refused", 409, "It cannot be done as things are")
     PRECONDITION_FAILED = ("precondition_failed", 412, "It has changed meanwhile")
     BODY_TOO_LARGE = ("body_too_large", 413, "The body is larger than the limit")

@@ -29,6 +29,7 @@ from headrace.gateways.mqtt.properties import PublishScans, decode_blob
 from headrace.gateways.mqtt.reasons import MqttError, ReasonCode, Version
 
 TOPIC = b"$delayed/"
+_NAMES = frozenset((DELAY, DELIVER_AT, DELAY_LEVEL, SCHEDULE_ID))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,7 @@ class Late:
 
 def read(topic: bytes, blob: bytes, now_us: int) -> tuple[bytes, Late | None]:
     """The topic a message is for, and when it is due; None: now. Raises MqttError."""
-    asked: Mapping[str, str] = {}
-    if HINT in blob:
-        # Of several with one name the first counts.
-        asked = dict(reversed(decode_blob(blob).user_properties))
+    asked = _asked(blob) if HINT in blob else {}
     delay: object = asked.get(DELAY)
     if topic.startswith(TOPIC):
         seconds, topic = _split(topic)
@@ -59,6 +57,16 @@ def read(topic: bytes, blob: bytes, now_us: int) -> tuple[bytes, Late | None]:
         return topic, None if due_us is None else Late(topic, due_us, schedule_id_of(asked.get(SCHEDULE_ID)))
     except DelayRefused as error:
         raise MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error)) from error
+
+
+def _asked(blob: bytes) -> Mapping[str, str]:
+    """What the user properties ask for; one that is given twice must say the same twice."""
+    asked: dict[str, str] = {}
+    for name, value in decode_blob(blob).user_properties:
+        if name in _NAMES and asked.setdefault(name, value) != value:
+            text = f"{name} is given twice, with different values: give one of them"
+            raise MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, text)
+    return asked
 
 
 def _split(topic: bytes) -> tuple[int, bytes]:

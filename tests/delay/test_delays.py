@@ -43,7 +43,8 @@ async def test_cancelled_record_never_arrives_and_both_answers_are_definite(auto
     async with house() as it:
         await it.park(b"a", b"b", in_s=5, ids=[b"one", b"two"])
         assert await it.delays.cancel(b"one") == Outcome.DONE
-        assert await it.delays.cancel(b"one") == Outcome.UNKNOWN
+        assert await it.delays.cancel(b"one") == Outcome.ALREADY_CANCELLED
+        assert await it.delays.reschedule(b"one", 0) == Outcome.ALREADY_CANCELLED
         assert it.delays.count() == 1 and it.delays.count(b"t") == 1
         assert await it.values_by(6) == [b"b"]
         assert await it.delays.cancel(b"two") == Outcome.ALREADY_FIRED
@@ -150,7 +151,7 @@ async def test_t2_everything_is_there_after_a_restart_and_counts_are_exact(autoj
     clock.shift_us += wall_us - clock.wall_us()
     async with house(storage.process_crash(), clock=clock, seed=1, clean=True) as it:
         assert (it.delays.count(), dict(it.delays.counts())) == (2, {b"t": 1, b"u": 1})
-        assert await it.delays.cancel(b"gone") == Outcome.UNKNOWN
+        assert await it.delays.cancel(b"gone") == Outcome.ALREADY_CANCELLED
         assert await it.values_by(31) == [b"soon"]
         clock.step(3 * DAY_US)
         assert await it.values_by(1) == [b"soon", b"late"]

@@ -301,6 +301,10 @@ class World:
             case Outcome.ALREADY_FIRED:
                 assert not entry.cancelled, f"{entry.value!r} was cancelled, and is said to have fired"
                 assert min(entry.dues) <= self.clock.wall_us() + 10 * DAY_US
+            case Outcome.ALREADY_CANCELLED:
+                others = entry.cancelling - (what == "cancel")
+                assert entry.cancelled or others, f"nobody cancelled {entry.value!r}"
+                entry.gone = entry.gone or acknowledged
             case Outcome.UNKNOWN:
                 # Cancelled, or fired and forgotten, or never parked: in any case not pending, now or later.
                 if acknowledged:

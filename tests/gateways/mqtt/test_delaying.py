@@ -75,6 +75,19 @@ def test_a_topic_that_does_not_say_how_long_is_refused(topic: str) -> None:
         read(topic.encode(), b"", NOW_US)
 
 
+@pytest.mark.parametrize("name", ["x-delay", "x-deliver-at", "x-delay-level", "x-schedule-id"])
+def test_a_user_property_that_says_two_things_is_refused(name: str) -> None:
+    twice = encode_blob(Sent(user_properties=((name, "1"), ("x-delay-of", "?"), (name, "2"))))
+    with pytest.raises(MqttError, match=f"{name} is given twice") as refused:
+        read(b"a", twice, NOW_US)
+    assert refused.value.code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+
+
+def test_a_user_property_that_says_one_thing_twice_is_as_good_as_once() -> None:
+    twice = encode_blob(Sent(user_properties=(("x-delay", "1500"), ("x-delay", "1500"))))
+    assert read(b"a", twice, NOW_US)[1] == Late(b"a", NOW_US + 1_500_000, None)
+
+
 def test_user_properties_ask_in_the_same_words_as_headers() -> None:
     assert read(b"a", blob(x_delay="1500", x_schedule_id="17"), NOW_US)[1] == Late(b"a", NOW_US + 1_500_000, b"17")
     assert read(b"a", blob(x_delay_level="10s"), NOW_US)[1] == Late(b"a", NOW_US + 10_000_000, None)
