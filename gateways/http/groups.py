@@ -491,7 +491,8 @@ async def reset_offsets(call: Call[GroupPath, Parameters, Reset]) -> Reply:
     group = asked.groups.groups.get(asked.name) or ConsumerGroup()
     was = {slot: found.offset for slot, found in group.committed.items() if slot in offsets}
     if body.dry_run:
-        asked.groups.check_reset(asked.name, offsets, force=body.force)
+        # Whoever holds it does not mind being looked at.
+        asked.groups.check_reset(asked.name, offsets, force=True)
     else:
         await asked.groups.reset(asked.name, offsets, by=asked.user, force=body.force)
         group = asked.group()
@@ -686,7 +687,7 @@ def operations() -> list[Operation]:
             f"{PATH}/{{group}}/offsets",
             reset_offsets,
             "Reset offsets",
-            "Go on elsewhere in a topic. Refused while members hold it, unless forced.",
+            "Go on elsewhere in a topic. Refused while members hold it, unless forced; a dry run never is for that.",
             parameters=GroupPath,
             body=Reset,
             answers={200: ResetDone},

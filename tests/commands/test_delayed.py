@@ -1,5 +1,6 @@
 """`headrace delayed`, and publishes that are to be delivered later, on a real broker."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -32,12 +33,22 @@ def test_delayed_message_is_listed_inspected_and_cancelled(headrace: Headrace, q
     assert pending(headrace, queue) == ["later"]
     assert f"{queue}-1" in headrace.ok("delayed", "list", "--exchange", "amq.default")
     shown = headrace.ok("delayed", "inspect", f"{queue}-1")
-    for text in ("deliver_at: ", f"key: {queue}", "value: later"):
+    for text in ("deliver_at: ", "name: amq.default", f"key: {queue}", "value: later"):
         assert text in shown
     assert headrace.ok("delayed", "cancel", f"{queue}-1", "--yes") == f"message {queue}-1 cancelled\n"
     assert pending(headrace, queue) == []
-    with pytest.raises(Answered, match=f"nothing is pending under the id '{queue}-1'"):
+    with pytest.raises(Answered, match="has been cancelled"):
         headrace("delayed", "cancel", f"{queue}-1", "--yes")
+
+
+def test_publish_tells_the_ids_of_what_comes_later(headrace: Headrace, queue: str) -> None:
+    first, second, last = headrace.ok("publish", f"queue:{queue}", "a", "b", "--delay", "30d").splitlines()
+    assert last == "2 messages published"
+    for line in (first, second):
+        told = re.fullmatch(r"message (\S+) is due at \S+Z", line)
+        assert told is not None, line
+        headrace.ok("delayed", "cancel", told[1], "--yes")
+    assert pending(headrace, queue) == []
 
 
 def test_pending_messages_are_counted(headrace: Headrace, queue: str) -> None:
@@ -45,7 +56,7 @@ def test_pending_messages_are_counted(headrace: Headrace, queue: str) -> None:
     parked(headrace, queue, "a", "b", "c")
     assert headrace.json("delayed", "count")["pending"] == before + 3
     shown = headrace.ok("delayed", "count")
-    for text in ("pending", "bucket", "publish"):
+    for text in ("pending", "bucket", "publish", "amq.default"):
         assert text in shown
 
 
@@ -75,6 +86,10 @@ def test_rescheduled_to_now_it_is_delivered(headrace: Headrace, queue: str) -> N
         (("reschedule", "x"), "say when"),
         (("reschedule", "x", "--delay", "1s", "--at", "0"), "say when"),
         (("reschedule", "x", "--delay", "soon"), "--delay"),
+        (("reschedule", "x", "--at", "tomorrow"), "RFC 3339"),
+        (("reschedule", "x", "--at", "2999-01-01T00:00:00"), "with its zone"),
+        (("list", "--until", "soon"), "RFC 3339"),
+        (("list", "--since", "soon"), "RFC 3339"),
         (("list", "--exchange", "a", "--queue", "b"), "cannot both be given"),
         (("cancel", "x"), "say --yes"),
     ],

@@ -63,6 +63,7 @@ def test_reset_can_be_tried_first_and_then_done(headrace: Headrace, topic: str) 
 
 def test_reset_of_a_group_with_members_needs_force(headrace: Headrace, topic: str) -> None:
     ask(headrace, "POST", topic, "members", body={"topics": [topic]})
+    assert "nothing was changed" in headrace.ok("groups", "reset", topic, "--topic", topic, "--to", "next", "--dry-run")
     with pytest.raises(Answered, match=r"members of the group hold partitions \[0, 1\]"):
         headrace("groups", "reset", topic, "--topic", topic, "--to", "next", "--yes")
     headrace.ok("groups", "reset", topic, "--topic", topic, "--to", "next", "--yes", "--force")

@@ -26,6 +26,13 @@ def test_values_are_published_in_order(headrace: Headrace, topic: str) -> None:
     assert values(headrace, topic) == ["one", "two", "drei ü"]
 
 
+def test_time_that_is_none_is_a_usage_error(headrace: Headrace, topic: str) -> None:
+    result = headrace("publish", topic, "x", "--at", "noon")
+    assert result.exit_code == 2
+    assert "'noon' is neither ms since 1970 nor a time of RFC 3339 with its zone" in result.stderr
+    assert values(headrace, topic) == []
+
+
 def test_lines_of_stdin_are_messages(headrace: Headrace, topic: str) -> None:
     assert headrace.ok("publish", topic, input="a\nb\r\n\nlast") == "4 messages published\n"
     assert values(headrace, topic) == ["a", "b", "", "last"]

@@ -27,6 +27,8 @@ from rich.text import Text
 
 from headrace import __version__
 from headrace.client import DEFAULT_URL, Client, Login, Query, is_loopback_url
+from headrace.delay.parked import DelayRefused
+from headrace.gateways.delivery.delayed_when import deliver_at_us
 from headrace.kinds import Milliseconds
 from headrace.redaction import printable
 
@@ -217,6 +219,17 @@ def milliseconds(text: str, hint: str) -> int:
         raise click.BadParameter(f"expected {kind.expected}", param_hint=hint) from None
     assert found is not None
     return found
+
+
+def moment(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """An option's callback: a time, passed on to the broker as it was given."""
+    if text is not None:
+        try:
+            deliver_at_us(text)
+        except DelayRefused:
+            told = f"{printable(text)!r} is neither ms since 1970 nor a time of RFC 3339 with its zone"
+            raise click.BadParameter(told, context, parameter) from None
+    return text
 
 
 def pairs(given: Iterable[str], what: str) -> dict[str, str]:

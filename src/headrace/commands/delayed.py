@@ -3,7 +3,7 @@
 import click
 
 from headrace.client import path
-from headrace.commands.asking import Broker, Json, asks, confirmed, milliseconds, shown, size_text, table
+from headrace.commands.asking import Broker, Json, asks, confirmed, milliseconds, moment, shown, size_text, table
 from headrace.commands.messages import marked, value_text
 
 PAGE = 500
@@ -24,7 +24,7 @@ def count_delayed(broker: Broker) -> None:
         return
     if answer["targets"]:
         click.echo()
-        table(answer["targets"], {"kind": "kind", "vhost": "vhost", "for": "name", "pending": "pending"})
+        table(answer["targets"], {"kind": "kind", "vhost": "vhost", "for": _target, "pending": "pending"})
     if answer["buckets"]:
         click.echo()
         table(
@@ -45,8 +45,10 @@ def count_delayed(broker: Broker) -> None:
 @click.option("--vhost", default="/", show_default=True, help="The vhost of --exchange or --queue.")
 @click.option("--key", help="Only with this routing key.")
 @click.option("--tag", help="Only with this tag.")
-@click.option("--since", help="Only what is due from this time on: RFC 3339, or ms since 1970.")
-@click.option("--until", help="Only what is due before this time.")
+@click.option(
+    "--since", metavar="TIME", callback=moment, help="Only what is due from this time on: RFC 3339, or ms since 1970."
+)
+@click.option("--until", metavar="TIME", callback=moment, help="Only what is due before this time.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="So many at most.")
 @asks
 def list_delayed(
@@ -80,7 +82,7 @@ def list_delayed(
                 "due": "deliver_at",
                 "id": lambda row: marked(row["id"], row.get("id_encoding")),
                 "kind": "kind",
-                "for": "name",
+                "for": _target,
                 "key": lambda row: marked(row["key"], row.get("key_encoding")),
                 "tags": lambda row: row.get("tags", []),
                 "value": lambda row: _short(value_text(row)),
@@ -99,7 +101,7 @@ def inspect_delayed(broker: Broker, id: str) -> None:
         return
     for name, value in answer.items():
         if not name.endswith("encoding") and name not in ("key", "value"):
-            click.echo(f"{name}: {shown(value)}")
+            click.echo(f"{name}: {shown(_target(answer) if name == 'name' else value)}")
     click.echo(f"key: {marked(answer['key'], answer.get('key_encoding'))}")
     click.echo(f"value: {value_text(answer)}")
 
@@ -109,7 +111,7 @@ def inspect_delayed(broker: Broker, id: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @asks
 def cancel_delayed(broker: Broker, id: str, yes: bool) -> None:
-    """Cancel a pending message: it will never be delivered. Exit status 1 if it was delivered already."""
+    """Cancel a pending message: it will never be delivered. Exit status 1 if it was delivered or cancelled before."""
     confirmed(yes, f"cancel the message {id}?")
     broker.done(broker.request("DELETE", path("delayed", "messages", id)), f"message {id} cancelled")
 
@@ -117,7 +119,7 @@ def cancel_delayed(broker: Broker, id: str, yes: bool) -> None:
 @delayed.command("reschedule")
 @click.argument("id")
 @click.option("--delay", metavar="DURATION", help="So long from now: 90s, 2h, 30d.")
-@click.option("--at", "deliver_at", metavar="TIME", help="At this time: RFC 3339, or ms since 1970.")
+@click.option("--at", "deliver_at", metavar="TIME", callback=moment, help="At this time: RFC 3339, or ms since 1970.")
 @asks
 def reschedule_delayed(broker: Broker, id: str, delay: str | None, deliver_at: str | None) -> None:
     """Give a pending message another time."""
@@ -126,6 +128,11 @@ def reschedule_delayed(broker: Broker, id: str, delay: str | None, deliver_at: s
     body: Json = {"deliver_at": deliver_at} if delay is None else {"delay_ms": milliseconds(delay, "--delay")}
     answer = broker.request("PUT", path("delayed", "messages", id), body=body)
     broker.done(answer, f"message {id} is due at {answer['deliver_at']}")
+
+
+def _target(row: Json) -> str:
+    """By the name that --exchange takes."""
+    return str(row["name"]) or "amq.default"
 
 
 def _short(text: str, length: int = 60) -> str:

@@ -3,7 +3,7 @@
 import click
 
 from headrace.client import path
-from headrace.commands.asking import Broker, Json, asks, confirmed, table
+from headrace.commands.asking import Broker, Json, asks, confirmed, moment, table
 
 
 @click.group("groups")
@@ -78,7 +78,13 @@ def describe_group(broker: Broker, group: str) -> None:
     help="The oldest message; the newest once more; only what comes from now on.",
 )
 @click.option("--offset", type=click.IntRange(0), help="This offset.")
-@click.option("--time", "timestamp", help="The first message of this time: RFC 3339, or ms since 1970.")
+@click.option(
+    "--time",
+    "timestamp",
+    metavar="TIME",
+    callback=moment,
+    help="The first message of this time: RFC 3339, or ms since 1970.",
+)
 @click.option("--force", is_flag=True, help="Also while members read: what they have read comes again.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

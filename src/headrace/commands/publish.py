@@ -12,10 +12,11 @@ from typing import IO
 import click
 
 from headrace.client import path
-from headrace.commands.asking import Broker, Json, asks, milliseconds, pairs, progress
+from headrace.commands.asking import Broker, Json, asks, milliseconds, moment, pairs, progress
 from headrace.commands.messages import value_of
 from headrace.core_log.errors import HeadraceError
 from headrace.exits import BrokerAway
+from headrace.redaction import printable
 
 BATCH_COUNT = 1000
 BATCH_BYTES = 1024 * 1024
@@ -36,7 +37,9 @@ BATCH_BYTES = 1024 * 1024
 @click.option("--tag", "tags", multiple=True, help="A tag; may be repeated.")
 @click.option("--content-type", help="What the values are: application/json.")
 @click.option("--delay", metavar="DURATION", help="Deliver after so long: 90s, 2h, 30d.")
-@click.option("--at", "deliver_at", metavar="TIME", help="Deliver at this time: RFC 3339, or ms since 1970.")
+@click.option(
+    "--at", "deliver_at", metavar="TIME", callback=moment, help="Deliver at this time: RFC 3339, or ms since 1970."
+)
 @click.option(
     "--schedule-id", help="The id to cancel or reschedule a delayed message by; the broker makes one if not given."
 )
@@ -60,7 +63,7 @@ def publish(
 ) -> None:
     """Publish to a topic, an exchange (exchange:NAME) or a queue (queue:NAME). Returns when everything is committed.
 
-    With --json the results of the broker, one batch a line.
+    Of messages that are to come later, their ids and times. With --json the results of the broker, one batch a line.
     """
     if sum((bool(values), file is not None, lines is not None)) > 1:
         raise click.UsageError("give values, --file or --lines, not several of them")
@@ -106,7 +109,16 @@ def _send(broker: Broker, topic: str, messages: Iterable[Json]) -> int:
             bar(len(batch))
             if broker.as_json:
                 broker.line(answer)
+            else:
+                _tell_parked(answer["results"])
     return count
+
+
+def _tell_parked(results: Iterable[Json]) -> None:
+    """The ids by which what is to come later can be cancelled."""
+    for one in results:
+        if "schedule_id" in one:
+            click.echo(f"message {printable(one['schedule_id'])} is due at {one['deliver_at']}")
 
 
 def _batches(messages: Iterable[Json]) -> Iterator[list[Json]]:

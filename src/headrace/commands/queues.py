@@ -3,7 +3,7 @@
 import click
 
 from headrace.client import path
-from headrace.commands.asking import Broker, Json, asks, confirmed, table
+from headrace.commands.asking import Broker, Json, asks, confirmed, moment, table
 from headrace.commands.messages import message_lines
 
 PAGE = 1000
@@ -71,7 +71,13 @@ def peek_queue(broker: Broker, queue: str, count: int, offset: int | None) -> No
 @queues.command("rewind")
 @click.argument("queue")
 @click.option("--offset", type=int, help="To this number of the queue's; -N: the last N.")
-@click.option("--time", "timestamp", help="To the first message of this time: RFC 3339, or ms since 1970.")
+@click.option(
+    "--time",
+    "timestamp",
+    metavar="TIME",
+    callback=moment,
+    help="To the first message of this time: RFC 3339, or ms since 1970.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @asks
 def rewind_queue(broker: Broker, queue: str, offset: int | None, timestamp: str | None, yes: bool) -> None:

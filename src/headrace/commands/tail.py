@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from headrace.client import Query, path
-from headrace.commands.asking import Broker, Json, asks
+from headrace.commands.asking import Broker, Json, asks, moment
 from headrace.commands.messages import message_line, message_lines
 
 WAIT_MS = 20_000
@@ -105,7 +105,9 @@ def _opened(
 
 filter_option = click.option("--filter", "expression", help="Tag expression: 'eu || (vip && !test)'.")
 partition_option = click.option("--partition", type=click.IntRange(0), help="Only this partition.")
-since_option = click.option("--since", "timestamp", help="From this time on: RFC 3339, or ms since 1970.")
+since_option = click.option(
+    "--since", "timestamp", metavar="TIME", callback=moment, help="From this time on: RFC 3339, or ms since 1970."
+)
 
 
 @click.command("tail")
