@@ -83,8 +83,8 @@ def _tag_rules(value: object) -> str | None:
     return None
 
 
-# As of the argument, and of every time to live: 49 days.
-RETRY_DELAY_MS_MAX = 0xFFFF_FFFF
+# Ten years, of policies and of arguments: the delay engine (delay/config.py) takes nothing that waits longer.
+RETRY_DELAY_MS_MAX = 10 * 365 * 86_400_000
 
 # Each check gives None, or what was expected.
 SETTINGS: Mapping[str, Callable[[object], str | None]] = {

@@ -18,6 +18,7 @@ from decimal import Decimal
 from enum import Enum, StrEnum
 from typing import Any, TypeAlias, TypeVar
 
+from headrace.controller.policies import RETRY_DELAY_MS_MAX
 from headrace.controller.table import ByteArray as StoredByteArray
 from headrace.controller.table import FieldIn, Table
 from headrace.filtering.expression import Expression, ExpressionError, parse
@@ -157,6 +158,11 @@ class QueueArguments:
     filter_unmatched: Unmatched | None = None
     stream: StreamSettings = StreamSettings()
     retry: RetryArguments = RetryArguments()
+
+    @property
+    def may_need_grave(self) -> bool:
+        """Where there is no dead-letter exchange it has a dead-letter queue of its own."""
+        return self.retry.max is not None or self.filter_unmatched is Unmatched.DEAD_LETTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +528,25 @@ def _check_retry(retry: RetryArguments, where: str) -> None:
     delay_ms = DELAY_MS if retry.delay_ms is None else retry.delay_ms
     if retry.delay_max_ms is not None and retry.delay_max_ms < delay_ms:
         raise _refused("x-retry-delay-max-ms", where, f"{retry.delay_max_ms} is less than the delay of {delay_ms}")
+
+
+def check_declared(asked: QueueArguments, grave: str, queue: str, vhost: str) -> None:
+    """Refuse what a queue may not be declared with from now on; those that were declared with it still load.
+
+    `grave`: what its own dead-letter queue would be called; empty: it has a dead-letter exchange.
+    """
+    where = resource("queue", queue, vhost)
+    for name, delay_ms in (
+        ("x-retry-delay-ms", asked.retry.delay_ms),
+        ("x-retry-delay-max-ms", asked.retry.delay_max_ms),
+    ):
+        if delay_ms is not None and delay_ms > RETRY_DELAY_MS_MAX:
+            raise _refused(name, where, f"{delay_ms} is more than ten years ({RETRY_DELAY_MS_MAX})")
+    if asked.may_need_grave and len(grave.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
+        name = "x-retry-max" if asked.retry.max is not None else "x-filter-unmatched"
+        # A reply has no room for names as long as these.
+        reason = f"the name of its dead-letter queue, <queue>.dlq, would be longer than {NAME_BYTES_MAX} bytes"
+        raise _precondition_failed(f"invalid arg '{name}': {reason}")
 
 
 def parse_exchange_arguments(arguments: Arguments, exchange: str, vhost: str, exchange_type: str) -> ExchangeArguments:

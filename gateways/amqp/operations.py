@@ -24,6 +24,7 @@ from headrace.gateways.amqp.arguments import (
     Start,
     StreamOffset,
     StreamSettings,
+    check_declared,
     check_same_exchange,
     check_same_queue,
     parse_binding_arguments,
@@ -300,17 +301,19 @@ class Operations:
             if arguments.dead_letter_exchange is not None:
                 self._demand(Operation.READ, "queue", name)
                 self._demand(Operation.WRITE, "exchange", arguments.dead_letter_exchange)
-            elif arguments.retry.max is not None:
-                # What fails its last attempt makes it.
+            elif arguments.may_need_grave:
+                # What fails its last attempt, or no filter wants, makes it.
                 self._demand(Operation.CONFIGURE, "queue", name + DEAD_LETTER_END)
+            settings = combine(arguments, self._broker.queue_policy(host.name, name, arguments.table))
+            grave = name + DEAD_LETTER_END if settings.dead_letter_exchange is None else ""
+            check_declared(arguments, grave, name, host.name)
             if not method.durable or method.exclusive:
                 _refuse_log_settings(arguments.stream, resource("queue", name, host.name))
             if arguments.stream.partitions is not None:
                 _check_partitions(arguments, resource("queue", name, host.name))
-            policy = self._broker.queue_policy(host.name, name, arguments.table)
             queue = await host.declare_queue(
                 name,
-                combine(arguments, policy),
+                settings,
                 durable=method.durable,
                 auto_delete=method.auto_delete,
                 owner=self._connection if method.exclusive else None,

@@ -7,7 +7,7 @@ import pytest
 from headrace.controller.changes import PutPolicy, PutVhost
 from headrace.controller.entities import ApplyTo, Policy, Version, Vhost
 from headrace.controller.errors import Invalid
-from headrace.controller.policies import Resource, check_definition
+from headrace.controller.policies import RETRY_DELAY_MS_MAX, Resource, check_definition
 from headrace.controller.snapshot import Snapshot, apply, load
 from headrace.controller.table import FieldIn, Table
 from headrace.core_log.ids import ViewId
@@ -87,6 +87,8 @@ def test_vhost_without_policies_has_none() -> None:
         ("ha-mode", "all"),
         ("x-max-length", 5),
         ("retry-jitter", 1),
+        ("retry-delay-ms", RETRY_DELAY_MS_MAX + 1),
+        ("retry-delay-max-ms", RETRY_DELAY_MS_MAX + 1),
     ],
 )
 def test_bad_setting_is_refused_by_name(setting: str, value: FieldIn) -> None:

@@ -9,6 +9,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 from tests.running_broker import RunningBroker, eventually
 
+from headrace.controller.policies import RETRY_DELAY_MS_MAX
+
 from .conftest import PEER
 from .pika_client import Got, Inbox, bodies, counts, get, is_there, publish, refused
 
@@ -103,6 +105,8 @@ def test_queue_without_a_policy_drops_what_is_rejected_as_ever(channel: Blocking
         ({"x-retry-max": 1, "x-retry-backoff": "soon"}, "x-retry-backoff"),
         ({"x-retry-max": 1, "x-retry-backoff": "levels", "x-retry-delay-ms": 5}, "levels have delays of their own"),
         ({"x-retry-max": 1, "x-retry-delay-ms": 50, "x-retry-delay-max-ms": 10}, "less than the delay of 50"),
+        ({"x-retry-max": 1, "x-retry-delay-ms": RETRY_DELAY_MS_MAX + 1}, "more than ten years"),
+        ({"x-retry-max": 1, "x-retry-delay-max-ms": 2**53}, "more than ten years"),
         ({"x-retry-max": 1, "x-queue-type": "stream"}, "x-retry-max"),
     ],
 )
@@ -110,6 +114,17 @@ def test_policy_that_makes_no_sense_is_refused(
     channel: BlockingChannel, name: str, arguments: dict[str, Any], text: str
 ) -> None:
     with refused(406, text):
+        channel.queue_declare(name, durable=True, arguments=arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"x-retry-max": 1}, {"x-filter-unmatched": "dead-letter"}])
+def test_queue_whose_dead_letter_queue_would_have_too_long_a_name_is_refused(
+    channel: BlockingChannel, name: str, arguments: dict[str, Any]
+) -> None:
+    name = name.ljust(252, "x")
+    channel.queue_declare(name, durable=True, arguments=arguments | {"x-dead-letter-exchange": ""})
+    channel.queue_delete(name)
+    with refused(406, "longer than 255 bytes"):
         channel.queue_declare(name, durable=True, arguments=arguments)
 
 
