@@ -59,10 +59,13 @@ class Delayed:
 
     def check(self, due_us: int, now_us: int) -> None:
         """Raises DelayRefused for a time that is further away than can be promised."""
-        limit_s = self.config.delay_s_max
-        if due_us - now_us > limit_s * 1_000_000:
-            days = limit_s // 86_400
+        if due_us > self.latest_us(now_us):
+            days = self.config.delay_s_max // 86_400
             raise DelayRefused(f"due in {(due_us - now_us) // 86_400_000_000} days: the longest delay is {days} days")
+
+    def latest_us(self, now_us: int) -> int:
+        """The latest due time that is not refused."""
+        return now_us + self.config.delay_s_max * 1_000_000
 
     def park(
         self,

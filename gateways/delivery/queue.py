@@ -301,10 +301,13 @@ class Queue:
         return next(self._dues(batch, index, index + 1))[0]
 
     def keep_limits(self) -> None:
-        """Drop from the head what is beyond the length limits, after consumers had their turn."""
+        """Drop from the head what is beyond the length limits, after consumers had their turn. Where a full queue
+        refuses publishes, nothing that is in it is dropped: what comes back to it may take it over its limits."""
         settings = self.settings
         if not self.consumers:
             self._note_offered()
+        if settings.overflow is not Overflow.DROP_HEAD:
+            return
         if settings.length_max is not None and (excess := self.ready_count - settings.length_max) > 0:
             self._drop(excess)
         if settings.length_bytes_max is not None:

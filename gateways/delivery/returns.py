@@ -64,13 +64,15 @@ class Returns:
         )
         before, reached = log.end, 0
         for first, last, timestamp_us, expiry_us in _alike(run):
+            producer = run.producer._replace(first_sequence=run.producer.first_sequence + first)
             reached = broker.publish_dense(
                 target.only((queue,)),
-                run.producer._replace(first_sequence=run.producer.first_sequence + first),
+                producer,
                 run.keys[first:last],
                 run.properties[first:last],
                 run.values[first:last],
-                settled=run.settled,
+                # Runs come in the order of their numbers: what is missing before this one was for a queue that is gone.
+                settled=max(run.settled, producer.first_sequence),
                 attributes=run.attributes,
                 expiry_us=expiry_us,
                 timestamp_us=timestamp_us,

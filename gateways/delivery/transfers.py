@@ -2,8 +2,9 @@
 
 Where they go (`_letter`): what failed under a retry policy is parked (delayed.py) and comes back (returns.py) while the
 policy has attempts left; otherwise to the dead-letter exchange, as in RabbitMQ; without one, what failed its last
-attempt or its delivery limit goes to the queue `<queue>.dlq`, which is made when it is first needed and outlives the
-queue; the rest is dropped. The way of each, if its queue is durable:
+attempt or its delivery limit, or what no filter wants, goes to the queue `<queue>.dlq`, which is made when it is first
+needed and outlives the queue; the rest is dropped. A queue that is full and refuses publishes gets no dead letters: one
+for a `.dlq`, or of at-least-once, stays where it is until there is room. The way of each, if its queue is durable:
 
     planned    taken out of its lane (unacked), routed and stamped; nothing is written
     numbered   when the queue's state is drafted for the journal: the next numbers of its outbox for the target's log
@@ -25,12 +26,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import trio
 
+from headrace.controller.entities import NAME_BYTES_MAX
 from headrace.controller.table import EMPTY
 from headrace.core_log.errors import DiskFull, Refused
 from headrace.core_log.log import PartitionLog
@@ -97,6 +100,8 @@ Mark = Callable[[bytes, Mapping[str, str | int]], bytes]
 
 # What is a failure of whoever consumed it, and so has another attempt.
 FAILURES = frozenset((Reason.REJECTED, Reason.DELIVERY_LIMIT))
+# What goes to the queue's own dead-letter queue without a retry policy, too.
+_NEVER_NOWHERE = frozenset((Reason.DELIVERY_LIMIT, Reason.UNMATCHED))
 
 
 # How many of those that were to be sent back have been (True), or stay (False).
@@ -110,6 +115,8 @@ class Way(Enum):
     NONE = auto()
     # Its queue has to be made first.
     NOT_YET = auto()
+    # Its queue takes none now: it stays, and is tried again.
+    STUCK = auto()
     # It is of no use to anybody.
     GONE = auto()
 
@@ -208,11 +215,40 @@ class Move:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """Nobody takes these now, and at-least-once promised not to drop them."""
+    """Nobody takes these now, and at-least-once or a dead-letter queue promised not to drop them."""
 
     host: "VirtualHost"
     stretch: Stretch
     reason: Reason
+
+
+class Room:
+    """What letters that are looked at together take of the room in queues that refuse publishes when they are full."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self) -> None:
+        self._taken: dict[Queue, tuple[int, int]] = {}
+
+    def take(self, queues: Iterable[Queue], count: int, byte_count: int) -> None:
+        for queue in queues:
+            if queue.settings.overflow is not Overflow.DROP_HEAD:
+                counted, bytes_counted = self._taken.get(queue, (0, 0))
+                self._taken[queue] = counted + count, bytes_counted + byte_count
+
+    def full(self, queues: Iterable[Queue], byte_count: int) -> list[Queue]:
+        """Those without room for one more."""
+        found = []
+        for queue in queues:
+            counted, bytes_counted = self._taken.get(queue, (0, 0))
+            if not queue.admits(counted + 1, bytes_counted + byte_count):
+                found.append(queue)
+        return found
+
+    @property
+    def is_there(self) -> bool:
+        """There is as much as was taken."""
+        return all(queue.admits(*taken) for queue, taken in self._taken.items())
 
 
 class Transfers:
@@ -222,6 +258,8 @@ class Transfers:
         # Attempts that failed and are followed by another, and those that were the last.
         self.retries: Counter[Reason] = Counter()
         self.exhausted: Counter[Reason] = Counter()
+        # Copies that a full queue did not get, and that are gone.
+        self.refused: Counter[Reason] = Counter()
         self.dropped_count = self.redriven_count = 0
         # By protocol. What has none tells its readers nothing.
         self.marks: dict[int, Mark] = {}
@@ -232,8 +270,11 @@ class Transfers:
         self._waiting: dict[Queue, list[Waiting]] = {}
         # Journalled, in the order of their numbers; without a transfer: not numbered.
         self._to_send: deque[tuple[Queue, Move, Transfer[Move] | None]] = deque()
-        # Dead-letter queues to be made.
+        # Dead-letter queues to be made, and those that could not be and are tried again later.
         self._graves: dict[tuple[VirtualHost, str], None] = {}
+        self._unmade: set[tuple[VirtualHost, str]] = set()
+        # Of which it was said that their letters have to wait.
+        self._warned: set[tuple[VirtualHost, str]] = set()
         self._dig = trio.Event()
         self._sending = False
         self._wake = trio.Event()
@@ -263,7 +304,7 @@ class Transfers:
             self._broker.wake(queue)
             return
         settings = queue.settings
-        goes = settings.retry or settings.dead_letter_exchange is not None or reason is Reason.DELIVERY_LIMIT
+        goes = settings.retry or settings.dead_letter_exchange is not None or reason in _NEVER_NOWHERE
         if not goes or host.is_closed:
             self._drop(queue, stretch)
             return
@@ -304,8 +345,9 @@ class Transfers:
         names = broker.exchanges_of(stretch)
         pieces: list[Piece] = []
         log: PartitionLog | None = None
+        room = Room()
         for index, name in enumerate(names, start=first):
-            letter = self._letter(host, queue, stretch, batch, index, name, reason)
+            letter = self._letter(host, queue, stretch, batch, index, name, reason, room)
             its_log = None if isinstance(letter, Way) else self._log_of(letter.way)
             if pieces and its_log is not log:
                 assert log is not None
@@ -318,6 +360,9 @@ class Transfers:
                         self._without_way(host, queue, stretch.split(1), reason)
                     case Way.NOT_YET:
                         self._wait(host, queue, stretch.split(1), reason)
+                    case Way.STUCK:
+                        self._wait(host, queue, stretch.split(1), reason)
+                        self._stuck.set()
                     case Way.GONE:
                         self._drop(queue, stretch.split(1))
                 continue
@@ -343,17 +388,18 @@ class Transfers:
         index: int,
         name: bytes,
         reason: Reason,
+        room: Room,
     ) -> "Letter | Way":
         """Where one record goes, and how it is changed for that. `name`: the exchange it was published to."""
         retry = queue.settings.retry
         if retry is None or reason not in FAILURES:
-            return self._dead_letter(host, queue, stretch, batch, index, name, reason)
+            return self._dead_letter(host, queue, stretch, batch, index, name, reason, room)
         now_us = self._broker.env.clock.wall_us()
         headers = with_origin(stretch.source, batch, index, name)
         attempt = attempt_of(headers)
         if not retry.retries(attempt):
             headers = after_failure(headers, attempt, reason, now_us)
-            return self._dead_letter(host, queue, stretch, batch, index, name, reason, headers)
+            return self._dead_letter(host, queue, stretch, batch, index, name, reason, room, headers)
         headers = after_failure(headers, attempt + 1, reason, now_us)
         headers = with_times(headers, batch.timestamps.at(index), batch.expiries.at(index))
         attributes = batch.attributes.at(index)
@@ -382,6 +428,7 @@ class Transfers:
         index: int,
         name: bytes,
         reason: Reason,
+        room: Room,
         headers: Headers = (),
     ) -> "Letter | Way":
         """The way of one that has no attempt left, or none to begin with."""
@@ -398,12 +445,20 @@ class Transfers:
             target, stamped = self._dead_target(host, queue, settings.dead_letter_exchange, death, properties, tags)
             if target is None or target.log is None or (not target.queues and settings.at_least_once):
                 return Way.NONE
-            return Letter(target, attributes, target.tags, target.key, stamped, batch.values[index], headers)
-        if reason not in FAILURES or not (settings.retry is not None or queue.durable):
+            full = room.full(target.queues, len(batch.values[index]))
+            if full and settings.at_least_once:
+                return Way.NONE
+            left = self._without(target, full, reason) if full else target
+            if left is None:
+                return Way.GONE
+            room.take(left.queues, 1, len(batch.values[index]))
+            return Letter(left, attributes, left.tags, left.key, stamped, batch.values[index], headers)
+        failed = reason in FAILURES and (settings.retry is not None or queue.durable)
+        if not failed and reason is not Reason.UNMATCHED:
             return Way.GONE
-        grave = self._grave(host, queue, tags)
-        if grave is None:
-            return Way.NOT_YET
+        grave = self._grave(host, queue, tags, room, len(batch.values[index]))
+        if isinstance(grave, Way):
+            return grave
         if not headers:
             headers = with_origin(stretch.source, batch, index, name)
             headers = after_failure(headers, attempt_of(headers), reason, now_us)
@@ -411,15 +466,40 @@ class Transfers:
         stamped = self._stamp(self._marked(properties, attributes, headers), death).properties
         return Letter(grave, attributes, tags, key, stamped, batch.values[index], headers)
 
-    def _grave(self, host: "VirtualHost", queue: Queue, tags: Tags) -> "Target | None":
-        """The queue's own dead-letter queue; None: it has to be made first."""
+    def _without(self, target: "Target", full: Sequence[Queue], reason: Reason) -> "Target | None":
+        """The way of one that these queues have no room for; None: it leads nowhere. So does RabbitMQ."""
+        self.refused[reason] += len(full)
+        left = target.only(tuple(queue for queue in target.queues if queue not in full))
+        # An exchange has a log of its own, and perhaps somebody who listens.
+        return None if target.exchange == DEFAULT_EXCHANGE and not left.queues else left
+
+    def _grave(self, host: "VirtualHost", queue: Queue, tags: Tags, room: Room, byte_count: int) -> "Target | Way":
+        """The queue's own dead-letter queue, with room for one more."""
         name = queue.name + DEAD_LETTER_END
+        key = name.encode("utf-8", "surrogateescape")
         found = host.queues.get(name)
         if found is None:
-            self._graves[host, name] = None
-            self._dig.set()
-            return None
-        return host.target(DEFAULT_EXCHANGE, name.encode("utf-8", "surrogateescape"), [name], tags=tags)
+            if len(key) > NAME_BYTES_MAX:
+                self._warn(
+                    host, name, "the name of a dead-letter queue is too long: its dead letters stay where they are"
+                )
+                return Way.STUCK
+            if (host, name) not in self._unmade:
+                self._graves[host, name] = None
+                self._dig.set()
+            return Way.NOT_YET
+        # Of a queue that is gone nothing can stay.
+        if not queue.deleted and room.full((found,), byte_count):
+            self._warn(host, name, "a dead-letter queue is full and refuses more: its dead letters stay where they are")
+            return Way.STUCK
+        room.take((found,), 1, byte_count)
+        return host.target(DEFAULT_EXCHANGE, key, [name], tags=tags)
+
+    def _warn(self, host: "VirtualHost", grave: str, text: str) -> None:
+        """Once, until none of its letters waits any more."""
+        if (host, grave) not in self._warned:
+            self._warned.add((host, grave))
+            _log.warning(text, extra={"vhost": host.name, "queue": grave})
 
     def _dead_target(
         self, host: "VirtualHost", queue: Queue, exchange: str, death: Death, properties: bytes, tags: Tags
@@ -453,6 +533,8 @@ class Transfers:
         rerouted = queue.settings.dead_letter_routing_key is not None
         death = Death(queue.name, Reason.MAXLEN, name, target.key, self._broker.env.clock.wall_us(), rerouted)
         moved, stamped = self._dead_target(host, queue, exchange, death, properties, target.tags)
+        if moved is not None and (full := Room().full(moved.queues, len(body))):
+            moved = self._without(moved, full, Reason.MAXLEN)
         if moved is not None:
             self._broker.publish(moved, [stamped], [body], attributes=int(Protocol.AMQP) | PERSISTENT)
             self.dead_letters[Reason.MAXLEN] += 1
@@ -518,7 +600,7 @@ class Transfers:
             if (queue, move.target) in full:
                 left.append((queue, move, transfer))
                 continue
-            if not self._goes_there(move):
+            if not self._goes_there(move) or not self._has_room(queue, move):
                 self._plan_again(queue, move, transfer)
                 continue
             try:
@@ -541,8 +623,19 @@ class Transfers:
                     return False
         return log.stream_id in self._broker.directory.streams
 
+    def _has_room(self, queue: Queue, move: Move) -> bool:
+        """The queues it goes to did not fill up meanwhile. What is sent back, or left by a queue that is gone, goes all
+        the same: it could not be planned otherwise."""
+        if move.reason is Reason.REDRIVEN or queue.deleted:
+            return True
+        room = Room()
+        for piece in move.pieces:
+            if not isinstance(piece.way, Duty):
+                room.take(piece.way.queues, len(piece.values), sum(map(len, piece.values)))
+        return room.is_there
+
     def _plan_again(self, queue: Queue, move: Move, transfer: Transfer[Move] | None) -> None:
-        """The log it was to go to is not the one any more. Numbers behind it were not used either."""
+        """Its way is not what it was when it was planned. Numbers behind it were not used either."""
         again = [move]
         if transfer is not None:
             taken = self._outbox(queue).take_back(transfer.target, transfer.first)
@@ -576,12 +669,14 @@ class Transfers:
     def _append_piece(self, piece: Piece, producer: Producer | None, settled: int) -> int | None:
         broker, way = self._broker, piece.way
         if isinstance(way, Duty):
+            # Rather sooner than never: the policy, or the clock when it was planned, may say more than can be kept.
+            latest_us = broker.delayed.latest_us(broker.env.clock.wall_us())
             return broker.delayed.park(
                 way,
                 piece.keys,
                 piece.properties,
                 piece.values,
-                due_us=piece.dues_us,
+                due_us=[min(due_us, latest_us) for due_us in piece.dues_us],
                 attributes=piece.attributes,
                 tags=piece.tags,
                 headers=piece.all_headers,
@@ -681,7 +776,7 @@ class Transfers:
         numbered = [] if outbox is None else [one.what for one in outbox.pending() if not one.what.is_sent]
         for move in (*numbered, *self._planned.pop(queue, ())):
             self._to_send.append((queue, move, None))
-        if queue.settings.at_least_once:
+        if queue.settings.at_least_once and queue.settings.dead_letter_exchange is not None:
             self._waiting.pop(queue, None)
         self._send()
         for target in () if outbox is None else outbox.targets:
@@ -724,14 +819,14 @@ class Transfers:
         while True:
             await self._dig.wait()
             self._dig = trio.Event()
-            if not await self.make_graves():
-                await self._broker.env.clock.sleep(GRAVE_RETRY_S)
+            await self.make_graves()
 
-    async def make_graves(self) -> bool:
-        """Make the dead-letter queues that are missing, and send what waits for them; False if one cannot be made."""
+    async def make_graves(self) -> None:
+        """Make the dead-letter queues that are missing, and send what waits for them."""
         graves, self._graves = self._graves, {}
-        made = True
         for host, name in graves:
+            if host.is_closed:
+                continue
             # An ordinary queue: nothing in it is let go of before somebody has dealt with it (redrive.py), its count is
             # what is left to be dealt with, and what it once held can still be read by offset.
             settings = self._broker.settings_of(host.name, name, EMPTY)
@@ -741,17 +836,28 @@ class Transfers:
                 _log.warning(
                     "a dead-letter queue cannot be made yet", extra={"vhost": host.name, "queue": name, "why": error}
                 )
-                made = False
+                self._unmade.add((host, name))
+                self._broker.timers.after(GRAVE_RETRY_S, partial(self._dig_again, host, name))
         self.try_again()
-        return made
+
+    def _dig_again(self, host: "VirtualHost", name: str) -> None:
+        self._unmade.discard((host, name))
+        self._graves[host, name] = None
+        self._dig.set()
 
     def try_again(self) -> None:
         """Send what found no room, and look for a way for what had none."""
         waiting, self._waiting = self._waiting, {}
         for queue, those in waiting.items():
-            for one in those:
+            for place, one in enumerate(those):
+                if queue in self._waiting and queue.settings.dead_letter_exchange is None:
+                    # All of them wait for one queue, which does not take the first.
+                    self._waiting[queue] += those[place:]
+                    break
                 for part in one.stretch.lane.in_batches(one.stretch):
                     self.let_go(one.host, queue, part, one.reason)
+            if queue not in self._waiting:
+                self._warned.discard((those[0].host, queue.name + DEAD_LETTER_END))
         self.journalled(())
 
 

@@ -120,6 +120,16 @@ def test_what_matches_nobody_leaves_if_the_queue_says_so(
     assert ready_count(channel, queue) == 0
 
 
+def test_what_matches_nobody_is_in_the_queues_own_dead_letter_queue_where_no_exchange_is_named(
+    channel: BlockingChannel, request: pytest.FixtureRequest
+) -> None:
+    queue = declared(channel, request, **{"filter-unmatched": "dead-letter"})
+    channel.queue_declare(f"{queue}.dlq", durable=True)
+    send(channel, queue, *MIXED)
+    reader(channel, queue, "eu").wait(3)
+    assert Reader(channel, f"{queue}.dlq", no_ack=True).bodies(3) == [b"2", b"3", b"4"]
+
+
 def test_unmatched_by_policy_is_as_by_argument(tmp_path: Path) -> None:
     config = """
 [[policies]]

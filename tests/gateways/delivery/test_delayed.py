@@ -5,7 +5,9 @@ from uuid import UUID
 
 import pytest
 
+from headrace.controller.policies import RETRY_DELAY_MS_MAX
 from headrace.core_log.outbox import TargetPartition
+from headrace.delay.config import DelayConfig
 from headrace.delay.fire import DueRun
 from headrace.delay.parked import DelayRefused
 from headrace.gateways.delivery.delayed import Delayed
@@ -50,6 +52,10 @@ def test_what_is_for_nobody_is_done_with_and_told(caplog: pytest.LogCaptureFixtu
     delayed.fire(due(DUTY, b"a", b"b"), lambda: done.append(True))
     assert done == [True]
     assert "2 parked records are for nobody" in caplog.text
+
+
+def test_longest_delay_of_a_retry_is_what_can_be_promised() -> None:
+    assert DelayConfig().delay_s_max * 1000 == RETRY_DELAY_MS_MAX
 
 
 def test_a_time_that_cannot_be_promised_is_refused() -> None:

@@ -8,9 +8,15 @@ import trio
 from trio.testing import MockClock
 
 from headrace.controller.entities import Binding, DestinationKind
-from headrace.core_log.record import RELOCATED, Record
+from headrace.core_log.errors import Refused
+from headrace.core_log.outbox import TargetPartition
+from headrace.core_log.record import RELOCATED, Producer, Record
 from headrace.core_log.storage.memory import MemoryStorage
+from headrace.delay.config import DelayConfig
+from headrace.delay.fire import DueRun
+from headrace.filtering.expression import parse
 from headrace.gateways.amqp import properties
+from headrace.gateways.delivery.delayed_duty import Duty, DutyKind, encode_duty
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue, Reason
 from headrace.gateways.delivery.retry import attempts_in
@@ -259,6 +265,187 @@ async def test_dead_letter_queue_that_cannot_be_made_yet_keeps_its_dead_waiting(
         running.broker.queues_max = lambda vhost: None
         await trio.sleep(30)
         assert (work.unacked_count, running.host.queue("work.dlq").ready_count) == (0, 1)
+
+
+async def test_delay_beyond_what_can_be_kept_is_cut_and_not_the_end_of_the_broker(autojump_clock: MockClock) -> None:
+    """Arguments that were declared before there was a limit, and a limit that is lower since."""
+    house = House()
+    arguments: dict[str, Any] = {"retry_max": 1, "retry_backoff": "fixed", "retry_delay_ms": 2**53}
+    async with house.broker() as running:
+        work = await running.declare("work", **arguments)
+        await running.publish("work", b"job")
+        work.reject(got(work))
+        await trio.sleep(1)
+        assert running.broker.returns.waiting_count("/", work) == 1
+    async with house.broker() as running:
+        (found,) = (await running.broker.returns.waiting("/", running.host.queue("work"))).records
+        assert found.due_us - START_US <= DelayConfig().delay_s_max * 1_000_000 + 1_000_000
+
+
+async def test_return_for_a_queue_that_is_gone_leaves_no_gap_for_those_behind_it(autojump_clock: MockClock) -> None:
+    """Queues that are not durable share a log, and so the numbers in it."""
+    async with House().broker() as running:
+        work = await running.declare("work", durable=False, **FIXED)
+        log = running.broker.transient_log
+        for number, name in enumerate(("work", "gone", "work")):
+            duty = Duty(DutyKind.RETRY, "/", name, work.view_id)
+            run = DueRun(
+                target=encode_duty(duty),
+                where=TargetPartition(log.stream_id, log.partition),
+                producer=Producer(bytes(16), 0, number, dense=True),
+                # The first one is not committed yet.
+                settled=0,
+                ids=[b"%d" % number],
+                due_us=[START_US],
+                keys=[b"work"],
+                properties=[b"\0\0"],
+                values=[b"%d" % number],
+                attributes=1,
+                tags=(),
+                headers=None,
+            )
+            running.broker.returns.fire(duty, run, lambda: None)
+        await running.broker.committed()
+        assert running.bodies("work") == [b"0", b"2"]
+        assert running.broker.returns.dropped_count == 1
+
+
+@pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
+async def test_return_drops_nothing_from_a_full_queue_that_refuses_publishes(
+    overflow: str, autojump_clock: MockClock
+) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", max_length=2, overflow=overflow, **FIXED)
+        await running.publish("work", b"0")
+        work.reject(got(work))
+        await running.publish("work", b"1", b"2")
+        await trio.sleep(11)
+        assert running.bodies("work") == [b"1", b"2", b"0"]
+        assert work.dropped_count == 0
+
+
+# -- dead-letter queues that take none --------------------------------------------------------------------------
+
+
+async def test_full_dead_letter_queue_that_refuses_keeps_its_dead_waiting_until_there_is_room(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = House()
+    values = [b"%d" % number for number in range(5)]
+    async with house.broker() as running:
+        dead = await running.declare("work.dlq", max_length=2, overflow="reject-publish")
+        work = await running.declare("work", retry_max=0)
+        await running.publish("work", *values)
+        for stretch in [got(work) for _ in values]:
+            work.reject(stretch)
+        await trio.sleep(10)
+        assert (dead.ready_count, work.unacked_count, dead.dropped_count) == (2, 3, 0)
+        assert [one.getMessage() for one in caplog.records if "is full" in one.getMessage()] == [
+            "a dead-letter queue is full and refuses more: its dead letters stay where they are"
+        ]
+    async with house.broker() as running:
+        await trio.sleep(10)
+        assert (running.host.queue("work.dlq").ready_count, running.host.queue("work").unacked_count) == (2, 3)
+        found: list[bytes] = []
+        for _ in range(3):
+            found += running.bodies("work.dlq")
+            await trio.sleep(10)
+        assert sorted(found) == values
+        assert running.host.queue("work").message_count == 0
+
+
+async def test_dead_letters_fill_up_a_dead_letter_queue_exactly_while_others_publish_to_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with House().broker() as running:
+        dead = await running.declare("work.dlq", max_length=3, overflow="reject-publish")
+        work = await running.declare("work", retry_max=0)
+        await running.publish("work", *(b"%d" % number for number in range(5)))
+        work.reject(work._take(5) or got(work))
+        # It was planned while there was room for three.
+        await running.publish("work.dlq", b"mine")
+        await trio.sleep(10)
+        assert (dead.ready_count, work.unacked_count) == (3, 3)
+
+
+async def test_queue_that_is_deleted_leaves_its_dead_in_a_full_dead_letter_queue(autojump_clock: MockClock) -> None:
+    async with House().broker() as running:
+        dead = await running.declare("work.dlq", max_length=1, overflow="reject-publish")
+        work = await running.declare("work", retry_max=0)
+        await running.publish("work", b"0", b"1")
+        for _ in range(2):
+            work.reject(got(work))
+        await trio.sleep(10)
+        await running.host.delete_queue(work)
+        await trio.sleep(10)
+        assert dead.ready_count == 2
+
+
+async def test_dead_letter_queue_that_cannot_be_made_holds_up_no_other(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with House().broker() as running:
+        declare = running.host.declare_queue
+
+        async def only_others(name: str, *arguments: Any, **more: Any) -> Queue:
+            if name == "bad.dlq":
+                raise Refused("not this one")
+            return await declare(name, *arguments, **more)
+
+        monkeypatch.setattr(running.host, "declare_queue", only_others)
+        bad, good = await running.declare("bad", retry_max=0), await running.declare("good", retry_max=0)
+        await running.publish("bad", b"0")
+        await running.publish("good", b"1")
+        bad.reject(got(bad))
+        await trio.sleep(1)
+        good.reject(got(good))
+        await trio.sleep(1)
+        assert (bad.unacked_count, running.host.queue("good.dlq").ready_count) == (1, 1)
+        monkeypatch.undo()
+        await trio.sleep(30)
+        assert running.host.queue("bad.dlq").ready_count == 1
+
+
+@pytest.mark.parametrize("cause", ["policy", "delivery limit"])
+async def test_dead_letters_of_a_queue_with_too_long_a_name_stay_until_they_have_an_exchange(
+    cause: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "q" * 252
+    house = House()
+    async with house.broker() as running:
+        if cause == "policy":
+            work = await running.declare(name)
+            await running.policy({"retry-max": 0})
+            await running.publish(name, b"job")
+            work.reject(got(work))
+        else:
+            work = await running.declare(name, queue_type="quorum", delivery_limit=0)
+            await running.publish(name, b"job")
+            work.give_back([got(work)])
+        await trio.sleep(60)
+        assert (work.unacked_count, list(running.host.queues)) == (1, [name])
+        assert [one.getMessage() for one in caplog.records if "too long" in one.getMessage()] == [
+            "the name of a dead-letter queue is too long: its dead letters stay where they are"
+        ]
+    async with house.broker() as running:
+        dead = await running.declare("dead")
+        await running.policy({"retry-max": 0, "dead-letter-exchange": "", "dead-letter-routing-key": "dead"})
+        await trio.sleep(10)
+        assert (running.host.queue(name).message_count, dead.ready_count) == (0, 1)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_what_no_filter_wants_is_in_the_dead_letter_queue_where_no_exchange_is_named(
+    durable: bool, autojump_clock: MockClock
+) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", durable=durable, filter_unmatched="dead-letter")
+        work.add_consumer(Taker(), parse("eu"))
+        await running.publish("work", b"job", persistent=durable)
+        await trio.sleep(1)
+        (record,) = buried(running, "work.dlq")
+        assert (record.value, headers_of(record)["x-reason"], work.message_count) == (b"job", "unmatched", 0)
+        assert headers_of(record)["x-death"][0]["reason"] == "unmatched"
 
 
 @pytest.mark.parametrize("seed", range(12))

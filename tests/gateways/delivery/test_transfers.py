@@ -10,7 +10,7 @@ from headrace.core_log.log import PartitionLog
 from headrace.gateways.delivery.queue import Reason
 from headrace.gateways.delivery.rewind import Rewind
 
-from .test_broker import Machine, Running, bodies
+from .test_broker import NO_PROPERTIES, Machine, Running, bodies
 
 
 async def declared(running: Running, **arguments: object) -> None:
@@ -315,3 +315,64 @@ async def test_dead_letter_exchange_that_does_not_exist_drops() -> None:
         await running.commit()
         await reject(running, b"0")
         assert running.queue("work").message_count == 0
+
+
+async def test_full_queue_that_refuses_gets_no_dead_letters_and_they_are_counted() -> None:
+    """So does RabbitMQ, whose dead letters are published at most once."""
+    machine = Machine()
+    async with machine.start() as running:
+        await running.exchange("dlx")
+        for name, arguments in (("small", {"max_length": 1, "overflow": "reject-publish"}), ("large", {})):
+            await running.declare(name, **arguments)
+            await running.bind("dlx", name)
+        await running.declare("work", dead_letter_exchange="dlx")
+        running.publish("", "work", *bodies(3))
+        await running.commit()
+        await reject(running, *bodies(3))
+        await arrived(running)
+        running.broker.dispatch()
+        assert (running.ready("small"), running.ready("large")) == ([b"0"], bodies(3))
+        assert running.broker.transfers.refused == {Reason.REJECTED: 2}
+        assert running.queue("work").message_count == 0
+
+
+async def test_dead_letter_whose_only_queue_is_full_is_dropped_and_counted() -> None:
+    machine = Machine()
+    async with machine.start() as running:
+        await running.declare("dead", max_length=1, overflow="reject-publish")
+        await running.declare("work", dead_letter_exchange="", dead_letter_routing_key="dead")
+        running.publish("", "work", *bodies(3))
+        await running.commit()
+        await reject(running, *bodies(3))
+        await arrived(running)
+        assert (running.ready("dead"), running.queue("work").message_count) == ([b"0"], 0)
+        assert running.broker.transfers.refused == {Reason.REJECTED: 2}
+        assert running.broker.transfers.dead_letters == {Reason.REJECTED: 1}
+
+
+async def test_at_least_once_waits_for_room_in_a_full_queue() -> None:
+    machine = Machine()
+    async with machine.start() as running:
+        await running.declare("dead", max_length=1, overflow="reject-publish")
+        await running.declare("work", dead_letter_exchange="", dead_letter_routing_key="dead", **QUORUM)
+        running.publish("", "work", *bodies(2))
+        await running.commit()
+        await reject(running, *bodies(2))
+        await arrived(running)
+        assert (running.ready("dead"), running.queue("work").unacked_count) == ([b"0"], 1)
+        running.settle("dead")
+        running.broker.transfers.try_again()
+        await arrived(running)
+        assert (running.ready("dead"), running.queue("work").message_count) == ([b"1"], 0)
+
+
+async def test_refused_publish_is_no_dead_letter_of_a_queue_that_is_full_itself() -> None:
+    machine = Machine()
+    async with machine.start() as running:
+        await running.declare("dead", max_length=0, overflow="reject-publish")
+        arguments = {"max_length": 0, "overflow": "reject-publish-dlx", "dead_letter_routing_key": "dead"}
+        work = await running.declare("work", dead_letter_exchange="", **arguments)
+        host = running.broker.vhosts["/"]
+        running.broker.refuse(host, work, host.target("", b"work", ["work"]), NO_PROPERTIES, b"0")
+        assert running.queue("dead").ready_count == 0
+        assert running.broker.transfers.refused == {Reason.MAXLEN: 1}
