@@ -27,6 +27,8 @@ from headrace.delay.engine import LATENESS_S
 from headrace.gateways.delivery.access import Tag
 from headrace.gateways.delivery.alarms import Alarm
 from headrace.gateways.delivery.queue import Reason
+from headrace.gateways.delivery.redrive import State
+from headrace.gateways.delivery.transfers import FAILURES
 from headrace.gateways.http.operations import Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, unauthorized
 
@@ -40,6 +42,8 @@ GROUPS_MAX = 1000
 _PER_TURN = 500
 
 _STATES = ("ready", "unacked")
+_DEATHS = tuple(reason for reason in Reason if reason is not Reason.REDRIVEN)
+_FAILURES = tuple(reason for reason in Reason if reason in FAILURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +200,20 @@ def _of_node(door: "HttpDoor") -> Iterator[Metric]:
     broker = door.broker
     yield _counter("unroutable", "Messages that no queue got", broker.unroutable_count)
     transfers = broker.transfers
-    for name, text, counts in (
-        ("dead_letters", "Messages moved to a dead-letter exchange or queue", transfers.dead_letters),
-        ("retries", "Failed attempts that are followed by another", transfers.retries),
-        ("retries_exhausted", "Failed attempts that were the last", transfers.exhausted),
+    for name, text, counts, reasons in (
+        ("dead_letters", "Messages moved to a dead-letter exchange or queue", transfers.dead_letters, _DEATHS),
+        ("dead_letters_refused", "Dead letters that a full queue did not get", transfers.refused, _DEATHS),
+        ("retries", "Failed attempts that are followed by another", transfers.retries, _FAILURES),
+        ("retries_exhausted", "Failed attempts that were the last", transfers.exhausted, _FAILURES),
     ):
         family = CounterMetricFamily(f"headrace_{name}", text, labels=["reason"])
-        for reason in Reason:
+        for reason in reasons:
             family.add_metric([reason.value], counts[reason])
         yield family
     yield _counter("dead_letter_cycles", "Dead letters dropped since they went in a circle", broker.dropped_death_count)
+    yield _counter("redriven", "Dead letters sent back to a queue", transfers.redriven_count)
+    running = sum(one.state is State.RUNNING for one in broker.redrives.list())
+    yield _gauge("redrives_running", "Redrives that have not come to their end", running)
     yield from _of_delays(door)
     requests = CounterMetricFamily("headrace_http_requests", "Requests that were answered", labels=["status"])
     for status in ("2xx", "4xx", "5xx"):

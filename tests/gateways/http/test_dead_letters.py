@@ -1,5 +1,6 @@
 """Dead letters over HTTP, beside the AMQP clients that make them: listed, chosen, sent back, over a kill too."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,25 @@ def test_dead_letters_tell_where_when_and_why_they_died(channel: Any, http: http
     assert [one["id"] for one in listed(http, dead, after=first["id"])] == [second["id"]]
     page = http.get(f"/api/v1/queues/{dead}/dead-letters", params={"limit": 1}).json()
     assert page["more"] is True and len(page["dead_letters"]) == 1
+
+
+def test_metrics_count_deaths_and_redrives_by_reasons_that_can_occur(
+    channel: Any, http: httpx.Client, name: str
+) -> None:
+    def counted(metric: str) -> float:
+        (found,) = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"{metric} ")]
+        return float(found.split()[1])
+
+    dead = declare(channel, name)
+    died, moved = counted('headrace_dead_letters_total{reason="rejected"}'), counted("headrace_redriven_total")
+    die(channel, http, name, "1", "2")
+    assert redriven(http, dead)["moved"] == 2
+    assert counted('headrace_dead_letters_total{reason="rejected"}') == died + 2
+    assert (counted("headrace_redriven_total"), counted("headrace_redrives_running")) == (moved + 2, 0)
+    told = http.get("/metrics").text
+    assert 'reason="redriven"' not in told
+    for metric in ("headrace_retries_total", "headrace_retries_exhausted_total"):
+        assert set(re.findall(rf'^{metric}{{reason="(\w+)"', told, re.MULTILINE)) == {"rejected", "delivery_limit"}
 
 
 def test_they_are_chosen_and_sent_back(channel: Any, http: httpx.Client, name: str) -> None:
