@@ -24,6 +24,7 @@ from headrace.core_log.errors import HeadraceError
 from headrace.gateways.delivery.listener import Connection, is_loopback
 from headrace.gateways.delivery.login import Reason, Refusal
 from headrace.gateways.http import (
+    audit,
     connections,
     dead_letters,
     delayed,
@@ -95,6 +96,7 @@ def all_operations() -> list[Operation]:
         *queues.operations(),
         *connections.operations(),
         *dead_letters.operations(),
+        *audit.operations(),
         *groups.operations(),
         *delayed.operations(),
         *schedules.operations(),

@@ -19,6 +19,7 @@ from headrace.redaction import printable, redacted_text
 _log = logging.getLogger(__name__)
 
 COMMANDS = {
+    "audit": "headrace.commands.audit:audit",
     "delayed": "headrace.commands.delayed:delayed",
     "dlq": "headrace.commands.dead_letters:dlq",
     "doctor": "headrace.commands.doctor:doctor",
