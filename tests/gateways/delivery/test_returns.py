@@ -478,3 +478,43 @@ async def test_each_record_fails_its_attempts_and_dies_once_over_crashes(seed: i
         except BaseExceptionGroup as error:
             if error.split(KeyboardInterrupt)[0] is None:
                 raise
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_each_record_dies_once_though_its_dead_letter_queue_is_mostly_full(
+    seed: int, autojump_clock: MockClock
+) -> None:
+    """Over crashes, while others publish to it and somebody takes out what is there."""
+    random, house = Random(seed), House(seed)
+    values = [b"%d" % number for number in range(12)]
+    async with house.broker() as running:
+        await running.declare("work", retry_max=0)
+        await running.declare("work.dlq", max_length=2, overflow="reject-publish")
+        await running.publish("work", *values)
+    for life in range(8):
+        try:
+            async with house.broker(clean=False) as running:
+                work, dead = running.host.queue("work"), running.host.queue("work.dlq")
+                taker = running.consume(work, Taker(no_ack=False))
+                until = trio.current_time() + (random.random() * 3 if life < 7 else 60)
+                while trio.current_time() < until:
+                    await trio.sleep(random.random())
+                    for stretch in taker.held:
+                        work.reject(stretch)
+                    taker.held.clear()
+                    if dead.admits(1, 0):
+                        await running.publish("work.dlq", b"other")
+                    if random.random() < 0.5:
+                        running.bodies("work.dlq")
+                    running.broker.dispatch()
+                    assert dead.ready_count <= 2
+                if life < 7:
+                    assert isinstance(house.storage, MemoryStorage)
+                    house.storage = house.storage.power_loss(random)
+                    raise KeyboardInterrupt
+                found = [record.value for record in buried(running, "work.dlq") if record.value != b"other"]
+                assert sorted(found) == sorted(values)
+                assert work.message_count == 0
+        except BaseExceptionGroup as error:
+            if error.split(KeyboardInterrupt)[0] is None:
+                raise
