@@ -57,6 +57,17 @@ async def test_dead_letters_go_back_to_the_queue_they_died_in() -> None:
         assert (running.ready("work"), running.ready("dead")) == ([b"1", b"2", b"3"], [])
 
 
+async def test_full_queue_that_refuses_publishes_takes_them_and_drops_nothing() -> None:
+    async with Machine().start() as running:
+        await declared(running, max_length=1, overflow="reject-publish")
+        await dead(running, b"1")
+        running.publish("", "work", b"2")
+        await running.commit()
+        assert (await redriven(running)).progress.moved == 1
+        running.broker.dispatch()
+        assert (running.ready("work"), running.ready("dead")) == ([b"2", b"1"], [])
+
+
 async def test_they_come_back_with_nothing_that_tells_of_a_death_and_as_they_were_published() -> None:
     async with Machine().start() as running:
         await declared(running)
