@@ -99,6 +99,23 @@ def test_dead_letters_tell_where_when_and_why_they_died(channel: Any, http: http
     assert page["more"] is True and len(page["dead_letters"]) == 1
 
 
+def test_headers_of_a_dead_letter_are_those_its_consumers_see(channel: Any, http: httpx.Client, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments={"x-retry-max": 0})
+    given = {"timestamp": "mine", "attempts": 7, "expiry": "mine too", "x-origin-exchange": "somewhere"}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(delivery_mode=2, headers=given))
+    method, _properties, _body = channel.basic_get(name)
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    while http.get(f"/api/v1/queues/{name}.dlq").status_code == 404 or not count(http, f"{name}.dlq"):
+        pass
+    (letter,) = listed(http, f"{name}.dlq")
+    headers = letter["message"]["headers"]
+    assert {key: headers[key] for key in given} == given
+    assert (headers["x-attempt"], headers["x-reason"]) == (1, "rejected")
+    assert {type(headers[f"x-origin-{key}"]) for key in ("partition", "offset")} == {int}
+    _method, properties, _body = channel.basic_get(f"{name}.dlq")
+    assert headers.keys() == properties.headers.keys()
+
+
 def test_metrics_count_deaths_and_redrives_by_reasons_that_can_occur(
     channel: Any, http: httpx.Client, name: str
 ) -> None:
