@@ -502,10 +502,7 @@ class PartitionLog:
 
         Raises DiskFull (nothing was taken) when an earlier batch finds no room.
         """
-        batch = self._open
-        if batch is None or batch.producer is not None or self._is_full(batch):
-            self.seal()
-            batch = self._begin()
+        batch = self._gathering()
         if tags or headers:
             _check_sizes(tags, headers)
         first = batch.add(
@@ -537,12 +534,16 @@ class PartitionLog:
         headers: Sequence[Headers] | None = None,
     ) -> Appended:
         """Gather records of which each has everything of its own, but no routes: parked ones. As `append` otherwise."""
-        for one in dict.fromkeys(tags):
+        distinct = dict.fromkeys(tags)
+        for one in distinct:
             _check_sizes(one, None)
         if headers:
             _check_sizes((), headers)
-        batch = self._open
-        if batch is None or batch.producer is not None or self._is_full(batch):
+        tag_count = sum(map(len, distinct))
+        if tag_count > TAGS_MAX:
+            raise Refused(f"{tag_count} tags in one append are more than {TAGS_MAX}")
+        batch = self._gathering()
+        if batch.tag_count + tag_count > TAGS_MAX:
             self.seal()
             batch = self._begin()
         first = batch.add_columns(
@@ -676,6 +677,14 @@ class PartitionLog:
     def forget_producer(self, owner: bytes) -> None:
         """An outbox is gone for good, and will not send anything again."""
         self._load_producers().forget(owner, self.shared.clock.wall_us())
+
+    def _gathering(self) -> RecordBatch:
+        """The batch that takes records which nobody has numbered."""
+        batch = self._open
+        if batch is None or batch.producer is not None or self._is_full(batch):
+            self.seal()
+            batch = self._begin()
+        return batch
 
     def _begin(self, producer: Producer | None = None) -> RecordBatch:
         self._open = RecordBatch(self.written_end, self.epoch, producer)

@@ -252,17 +252,8 @@ class RecordBatch:
             place = self.route_places[route_set] = len(self.route_sets)
             self.route_sets.append(route_set)
         self.routes.add(place, count)
-        place = self.tag_places.get(tags)
-        if place is None:
-            self.tag_count += len(tags)
-            self.byte_count += sum(map(len, tags))
-            place = self.tag_places[tags] = len(self.tag_sets)
-            self.tag_sets.append(tags)
-        self.tags.add(place, count)
-        if headers is not None or self.headers is not None:
-            if self.headers is None:
-                self.headers = [()] * first
-            self.headers += headers if headers is not None else [()] * count
+        self.tags.add(self._tag_place(tags), count)
+        self._add_headers(headers, first, count)
         if byte_count is None:
             byte_count = _bytes_in(keys) + _bytes_in(properties) + _bytes_in(values)
             if headers is not None:
@@ -296,21 +287,31 @@ class RecordBatch:
         self.attributes.extend(attributes)
         self.origins.extend(origins)
         self.routes.add(0, count)
-        places = self.tag_places
-        for one in dict.fromkeys(tags):
-            if one not in places:
-                places[one] = len(self.tag_sets)
-                self.tag_sets.append(one)
+        places = {one: self._tag_place(one) for one in dict.fromkeys(tags)}
         self.tags.extend([places[one] for one in tags])
-        if headers is not None or self.headers is not None:
-            if self.headers is None:
-                self.headers = [()] * first
-            self.headers += headers if headers is not None else [()] * count
+        self._add_headers(headers, first, count)
         self.byte_count += _bytes_in(keys) + _bytes_in(properties) + _bytes_in(values)
         if headers is not None:
             self.byte_count += sum(len(name) + len(value) for one in headers for name, value in one)
         self.span += count
         return first
+
+    def _tag_place(self, tags: tuple[str, ...]) -> int:
+        """Where this set of tags stands in the dictionary; it is put there if it does not."""
+        place = self.tag_places.get(tags)
+        if place is None:
+            self.tag_count += len(tags)
+            self.byte_count += sum(map(len, tags))
+            place = self.tag_places[tags] = len(self.tag_sets)
+            self.tag_sets.append(tags)
+        return place
+
+    def _add_headers(self, headers: Sequence[Headers] | None, first: int, count: int) -> None:
+        """Of the records first..first+count-1; a batch in which none has any has no such column."""
+        if headers is not None or self.headers is not None:
+            if self.headers is None:
+                self.headers = [()] * first
+            self.headers += headers if headers is not None else [()] * count
 
     def offset_at(self, index: int) -> Offset:
         return Offset(self.offsets[index] if self.offsets is not None else self.base_offset + index)

@@ -844,3 +844,23 @@ def test_batch_ends_before_its_tags_are_too_many_for_it() -> None:
     assert [len(set(tags)) for tags in found] == [1000] * 80
     with pytest.raises(Refused, match="more than 1024"):
         log.append([b"key"], [b""], [b"value"], timestamp_us=1, tags=tuple(map(str, range(1025))))
+
+
+def test_batch_of_records_that_share_nothing_ends_before_its_tags_are_too_many_for_it() -> None:
+    disk = Disk(LogConfig(compression="none"))
+    log = disk.log
+    for call in range(3):
+        tags = [tuple(f"{call}-{record}-{place}" for place in range(1000)) for record in range(40)]
+        blank, zeros = [b""] * 40, [0] * 40
+        log.append_columns(
+            blank, blank, blank, timestamps=zeros, expiries=zeros, attributes=zeros, origins=zeros, tags=tags
+        )
+    disk.commit()
+    found = [batch.tags_at(index) for batch, first, last in log.runs() for index in range(first, last)]
+    assert [len(set(one)) for one in found] == [1000] * 120
+    with pytest.raises(Refused, match="in one append"):
+        many = [tuple(f"{record}-{place}" for place in range(1000)) for record in range(70)]
+        blank, zeros = [b""] * 70, [0] * 70
+        log.append_columns(
+            blank, blank, blank, timestamps=zeros, expiries=zeros, attributes=zeros, origins=zeros, tags=many
+        )
