@@ -16,8 +16,8 @@ from pamqp.common import FieldTable
 from pamqp.heartbeat import Heartbeat
 
 from bench.claim import Claim
+from bench.machine import cpu_s
 from bench.peers.headrace import Headrace
-from bench.peers.peer import Running
 
 T = TypeVar("T")
 COUNT = 200_000
@@ -103,12 +103,6 @@ def _message(random: Random, value: bytes, delayed: bool) -> bytes:
     )
 
 
-def cpu_seconds(running: Running) -> float:
-    with open(f"/proc/{running.pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def claim() -> list[Claim]:
     """The rate of the one beside the other, in turns, by the clock and by what the broker's processor spent."""
     count = int(os.environ.get("N", COUNT))
@@ -121,11 +115,11 @@ def claim() -> list[Claim]:
         publisher = Publisher(running.port)
         publisher.publish(plain_blobs, 20_000)
         for _ in range(3):
-            before = cpu_seconds(running)
+            before = cpu_s(running.pid)
             plain.append(publisher.publish(plain_blobs, count))
-            between = cpu_seconds(running)
+            between = cpu_s(running.pid)
             delayed.append(publisher.publish(delayed_blobs, count))
-            spent.append((between - before) / max(cpu_seconds(running) - between, 0.01))
+            spent.append((between - before) / max(cpu_s(running.pid) - between, 0.01))
     best = max(delayed) / max(plain)
     detail = f"{max(delayed):,.0f}/s beside {max(plain):,.0f}/s; per CPU second of the broker {max(spent):.2f}"
     return [Claim("delayed accepted beside plain durable, AMQP", best, 0.5, detail=detail)]

@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pamqp import commands, frame, header
 from pamqp.body import ContentBody
 
 from bench.claim import Claim
+from bench.machine import cpu_s
 from bench.peers.headrace import Headrace
 
 COUNT = 400_000
@@ -110,11 +110,6 @@ class Client:
             if got - acked >= PREFETCH // 4 or got >= count:
                 self._send(commands.Basic.Ack(min(got, count), multiple=True))
                 acked = got
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 @contextmanager

@@ -28,6 +28,12 @@ LINES = {
 }
 
 
+def cpu_s(pid: int) -> float:
+    """What a process has spent of its processors so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What `limits` found; MB are 10^6 bytes, latencies are medians."""

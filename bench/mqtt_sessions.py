@@ -14,10 +14,10 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from bench.amqp_backlog import run_loadgen
 from bench.claim import Better, Claim
+from bench.machine import cpu_s
 from bench.peers.headrace import Headrace
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_packet, encode_publish_run
 from headrace.gateways.mqtt.packets import Connect, Disconnect, QoS, Subscribe, Subscription
@@ -29,11 +29,6 @@ RECORDS = 1_000_000
 TOGETHER = 200
 PAYLOAD = b"x" * 100
 V3 = Version.V3_1_1
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def connect_packet(client_id: str) -> bytes:

@@ -7,17 +7,16 @@ broker. The dead letters die of a length limit, all in one queue, and go to anot
 
 import base64
 import json
-import os
 import sys
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pika
 
 from bench.amqp_backlog import run_loadgen
 from bench.claim import Better, Claim
+from bench.machine import cpu_s
 from bench.peers.headrace import doors_of
 from bench.peers.peer import private_directory, process
 
@@ -30,11 +29,6 @@ vhost = "/"
 pattern = "^doomed"
 definition = { max-length = 0, dead-letter-exchange = "", dead-letter-routing-key = "grave" }
 """
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Http:

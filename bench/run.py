@@ -45,7 +45,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A claim file said that it cannot be measured here."""
+    """A claim file said that it cannot be measured on this machine."""
 
     why: str
 

@@ -27,7 +27,7 @@ import numpy as np
 from headrace.core_log.errors import Refused
 from headrace.core_log.record import RecordBatch, Runs
 from headrace.core_log.summary import may_hold, tag_hash
-from headrace.filtering.tags import InvalidTags, Tags, check_tag, dimension, is_small
+from headrace.filtering.tags import InvalidTags, Tags, check_tag, dimension, in_quotes, is_small
 
 TEXT_CHARACTERS_MAX: Final = 4096
 TERMS_MAX: Final = 256
@@ -314,21 +314,10 @@ def _cut(text: str) -> list[_Token]:
 
 
 def _quoted_word(text: str, start: int) -> tuple[str, int]:
-    mark = text[start]
-    letters: list[str] = []
-    at = start + 1
-    while at < len(text):
-        character = text[at]
-        if character == mark:
-            return "".join(letters), at + 1
-        if character == "\\":
-            at += 1
-            if at == len(text):
-                break
-            character = text[at]
-        letters.append(character)
-        at += 1
-    raise ExpressionError("a quote that is not closed", start + 1)
+    found = in_quotes(text, start)
+    if found is None:
+        raise ExpressionError("a quote that is not closed", start + 1)
+    return found
 
 
 class _Parser:

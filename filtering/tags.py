@@ -111,14 +111,14 @@ def _pieces(text: str) -> Iterator[str]:
             raise InvalidTags(f"column {at + 1} of tags {text!r}: expected a comma behind a quoted tag")
 
 
-def _quoted(text: str, at: int) -> tuple[str, int]:
-    """The quoted tag that begins here, and the place behind it."""
-    opened = at + 1
+def in_quotes(text: str, start: int) -> tuple[str, int] | None:
+    """The word in the quotes that begin here, of whichever kind, and the place behind it; None: they are not closed."""
+    mark = text[start]
     letters: list[str] = []
-    at += 1
+    at = start + 1
     while at < len(text):
         character = text[at]
-        if character == '"':
+        if character == mark:
             return "".join(letters), at + 1
         if character == "\\":
             at += 1
@@ -127,4 +127,12 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
             character = text[at]
         letters.append(character)
         at += 1
-    raise InvalidTags(f"the quote at column {opened} of tags {text!r} is not closed")
+    return None
+
+
+def _quoted(text: str, at: int) -> tuple[str, int]:
+    """The quoted tag that begins here, and the place behind it."""
+    found = in_quotes(text, at)
+    if found is None:
+        raise InvalidTags(f"the quote at column {at + 1} of tags {text!r} is not closed")
+    return found

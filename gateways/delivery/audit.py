@@ -4,7 +4,7 @@ One record for each event, as JSON: its kind, when, who, and what it was about. 
 a year. Neighbours: redrive.py and consumer_groups_coordinator.py note, gateways/http/audit.py reads.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +58,6 @@ class Audit:
     async def noted(self, kind: str, who: str, about: Mapping[str, Any]) -> None:
         """It is safe when this returns."""
         await self._broker.wait_committed(self.log, self.note(kind, who, about))
-
-    def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
-        """What was noted, the oldest first. Reads the disk."""
-        for _offset, key, value in self.log.entries():
-            if kind is None or key == kind.encode():
-                yield msgspec.json.decode(value)
 
     async def page(self, kind: str | None = None, *, before: int | None = None, limit: int = 100) -> Page:
         """What is committed, from the newest back: a window at a time, between which others on the loop get a turn."""

@@ -44,6 +44,8 @@ TAKEN_AT_ONCE = 2048
 UNDER_WAY_MAX = 16_384
 # Redrives that have ended and are still told of.
 ENDED_MAX = 100
+# What is looked at of the audit at a start.
+EVENTS_MAX = 1000
 NOTE_PERIOD_S = 10.0
 # Kinds of dead letters that are remembered.
 KNOWN_MAX = 4096
@@ -376,14 +378,16 @@ class Redrives:
 
     async def load(self) -> None:
         """Find out what earlier lives did, and did not come to the end of."""
-        events = await self.broker.env.worker.run(lambda: list(self._audit.events(KIND)))
-        last = {event["id"]: event for event in events}
-        for event in last.values():
-            if event["state"] == State.RUNNING:
-                event["state"] = str(State.INTERRUPTED)
-                about = {name: value for name, value in event.items() if name not in ("kind", "time_us", "who")}
-                self._audit.note(KIND, event["who"], about)
-        self.earlier = list(reversed(last.values()))[:ENDED_MAX]
+        last: dict[str, dict[str, Any]] = {}
+        # The newest first, and of each redrive its last word; one that was under way is among the newest.
+        for event in (await self._audit.page(KIND, limit=EVENTS_MAX)).events:
+            last.setdefault(event.about["id"], {"time_us": event.time_us, "who": event.who, **event.about})
+        for told in last.values():
+            if told["state"] == State.RUNNING:
+                told["state"] = str(State.INTERRUPTED)
+                about = {name: value for name, value in told.items() if name not in ("time_us", "who")}
+                self._audit.note(KIND, told["who"], about)
+        self.earlier = list(last.values())[:ENDED_MAX]
 
     def headers_of(self, batch: RecordBatch, index: int) -> Mapping[str, object]:
         (properties,) = self.broker.properties_of(batch, index, index + 1)

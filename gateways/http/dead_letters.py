@@ -11,18 +11,16 @@ from uuid import UUID
 import trio
 from msgspec import Meta, field
 
-from headrace.delay.parked import DelayRefused
 from headrace.filtering.expression import Expression, parse
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.dead_letters import DeadLetter, Wanted, read
-from headrace.gateways.delivery.delayed_when import deliver_at_us
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.redrive import Redrive, Request, ready_in
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
 from headrace.gateways.http.queues import QueuePath, plain_text, queue_named
-from headrace.gateways.http.records import Message, shown, time_text
+from headrace.gateways.http.records import Message, shown, time_text, time_us_of
 from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
@@ -140,13 +138,7 @@ class RedrivePath(Parameters, frozen=True, kw_only=True):
 
 
 def _time_us(text: str | int | None, name: str) -> int | None:
-    if text is None:
-        return None
-    try:
-        return deliver_at_us(text)
-    except DelayRefused:
-        told = f"{name} '{text}' is neither milliseconds since 1970 nor a time of RFC 3339 with its zone"
-        raise Problem(Code.INVALID, told) from None
+    return None if text is None else time_us_of(text, name=name)
 
 
 def _expression(text: str | None) -> Expression | None:

@@ -19,18 +19,16 @@ from headrace.controller.errors import NotFound
 from headrace.core_log.errors import HeadraceError
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import Gap, RecordBatch
-from headrace.delay.parked import DelayRefused
 from headrace.filtering.expression import ExpressionError, parse
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.consumer_groups import ConsumerGroup, Member, Standing, Start
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
 from headrace.gateways.delivery.consumer_groups_coordinator import Polled, Progress
 from headrace.gateways.delivery.consumer_groups_journal import GroupName
-from headrace.gateways.delivery.delayed_when import deliver_at_us
 from headrace.gateways.delivery.topics import DEFAULT_VHOST, Place, TopicKind, parse_name
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
-from headrace.gateways.http.records import Message, shown
+from headrace.gateways.http.records import Message, shown, time_us_of
 from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
@@ -503,14 +501,6 @@ async def reset_offsets(call: Call[GroupPath, Parameters, Reset]) -> Reply:
     return Reply(ResetDone(generation=group.generation, dry_run=body.dry_run, offsets=moved))
 
 
-def _time_us(text: str) -> int:
-    try:
-        return deliver_at_us(text)
-    except DelayRefused:
-        told = f"timestamp '{text}' is neither milliseconds since 1970 nor a time of RFC 3339 with its zone"
-        raise Problem(Code.INVALID, told) from None
-
-
 def _wanted(call: Call[GroupPath, Parameters, Reset], place: Place, number: int) -> int:
     body = call.body
     log = call.door.topics.log_at(place, number)
@@ -519,7 +509,7 @@ def _wanted(call: Call[GroupPath, Parameters, Reset], place: Place, number: int)
     if log is None:
         return 0
     if body.timestamp is not None:
-        return int(log.offset_at_time(_time_us(body.timestamp)))
+        return int(log.offset_at_time(time_us_of(body.timestamp)))
     start, end = int(log.log_start), int(log.high_watermark)
     match body.to:
         case "first":

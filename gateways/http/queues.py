@@ -14,9 +14,7 @@ from msgspec import Meta
 from headrace.controller.table import Table
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import RecordBatch
-from headrace.delay.parked import DelayRefused
 from headrace.gateways.delivery.access import Operation as Right
-from headrace.gateways.delivery.delayed_when import deliver_at_us
 from headrace.gateways.delivery.lane import spans_of
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.reading import sequence_at
@@ -26,7 +24,7 @@ from headrace.gateways.delivery.topics import DEFAULT_VHOST, TopicKind, TopicNam
 from headrace.gateways.delivery.vhost import VirtualHost
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
-from headrace.gateways.http.records import Message, shown
+from headrace.gateways.http.records import Message, shown, time_us_of
 from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
@@ -372,21 +370,13 @@ async def rewind_queue(call: Call[QueuePath, Parameters, RewindTo]) -> Reply:
     if (body.offset is None) == (body.timestamp is None):
         raise Problem(Code.INVALID, "give offset or timestamp, one of the two")
     if body.timestamp is not None:
-        number = sequence_at(queue.history, queue.view_id, _time_us(body.timestamp))
+        number = sequence_at(queue.history, queue.view_id, time_us_of(body.timestamp))
     else:
         assert body.offset is not None
         number = body.offset
     number = _number(queue, number)
     ready = await Rewind(call.door.broker, queue, number).run()
     return Reply(Rewound(offset=number, ready=ready))
-
-
-def _time_us(text: str) -> int:
-    try:
-        return deliver_at_us(text)
-    except DelayRefused:
-        told = f"timestamp '{text}' is neither milliseconds since 1970 nor a time of RFC 3339 with its zone"
-        raise Problem(Code.INVALID, told) from None
 
 
 async def purge_queue(call: Call[QueuePath, Parameters, None]) -> Reply:

@@ -14,14 +14,12 @@ from msgspec import Meta
 
 from headrace.controller.errors import NotFound
 from headrace.core_log.log import PartitionLog
-from headrace.delay.parked import DelayRefused
 from headrace.filtering.expression import Expression, ExpressionError, parse
 from headrace.gateways.delivery.access import Operation as Right
-from headrace.gateways.delivery.delayed_when import deliver_at_us
 from headrace.gateways.delivery.topics import Place, TopicKind
 from headrace.gateways.http.operations import Answer, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
-from headrace.gateways.http.records import Message, shown
+from headrace.gateways.http.records import Message, shown, time_us_of
 from headrace.gateways.http.topics import PATH, PartitionPath, found
 from headrace.gateways.http.visitor import Visitor
 
@@ -82,7 +80,9 @@ class Reader:
         self._place = place
         self._query = query
         self._filter = None if query.filter is None else _expression(query.filter)
-        self._time_us = None if query.timestamp is None else _time_us(query.timestamp)
+        self._time_us: int | None = None
+        if query.timestamp is not None:
+            self._time_us = time_us_of(query.timestamp, code=Code.INVALID_PARAMETER)
         exchange = None
         if place.kind is TopicKind.EXCHANGE:
             exchange = door.broker.vhosts[place.vhost].router.exchange(place.name)
@@ -149,14 +149,6 @@ def _expression(text: str) -> Expression:
         return parse(text)
     except ExpressionError as error:
         raise Problem(Code.INVALID_PARAMETER, f"filter: {error}") from None
-
-
-def _time_us(text: str) -> int:
-    try:
-        return deliver_at_us(text)
-    except DelayRefused:
-        told = f"timestamp '{text}' is neither milliseconds since 1970 nor a time of RFC 3339 with its zone"
-        raise Problem(Code.INVALID_PARAMETER, told) from None
 
 
 async def read_messages(call: Call[PartitionPath, ReadQuery, None]) -> Reply:

@@ -12,8 +12,11 @@ import msgspec
 from msgspec import Meta, field
 
 from headrace.core_log.record import PROTOCOL_MASK, RELOCATED, Headers, Protocol, RecordBatch
+from headrace.delay.parked import DelayRefused
+from headrace.gateways.delivery.delayed_when import deliver_at_us
 from headrace.gateways.delivery.retry import told
 from headrace.gateways.http.operations import Answer
+from headrace.gateways.http.problems import Code, Problem
 from headrace.gateways.http.words import Words
 
 Encoding = Literal["text", "base64"]
@@ -120,6 +123,15 @@ def value_octets(raw: msgspec.Raw, encoding: Literal["text", "base64", "json"] |
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
+
+
+def time_us_of(text: str | int, *, name: str = "timestamp", code: Code = Code.INVALID) -> int:
+    """A time as callers write it, in microseconds since 1970; Problem for what is none, in the field `name`."""
+    try:
+        return deliver_at_us(text)
+    except DelayRefused:
+        what = f"{name} '{text}' is neither milliseconds since 1970 nor a time of RFC 3339 with its zone"
+        raise Problem(code, what) from None
 
 
 def time_text(time_us: int) -> str:

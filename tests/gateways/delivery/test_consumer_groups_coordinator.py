@@ -389,7 +389,8 @@ async def test_reset_is_refused_while_members_read_unless_forced_and_then_they_b
     await client.leave()
     await groups.coordinator.reset(GROUP, {Slot(TOPIC, 0): 1}, by="ann")
     assert await (await groups.join()).bodies() == [b"b"]
-    told = [(one["who"], one["group"], one["offsets"][0]["was"]) for one in groups.broker.audit.events(RESET)]
+    noted = reversed((await groups.broker.audit.page(RESET)).events)
+    told = [(one.who, one.about["group"], one.about["offsets"][0]["was"]) for one in noted]
     assert told == [("eve", GROUP.name, 2), ("ann", GROUP.name, 0)]
 
 
