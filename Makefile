@@ -37,8 +37,10 @@ lint: $(VENV)/dev
 	$(call part,mypy,$(BIN)/mypy)
 	$(call part,import-linter,$(BIN)/lint-imports)
 
+# Some files at a time: most of the time of the suite is waiting for sockets, disks and processes.
+WORKERS ?= 3
 unit: $(VENV)/dev
-	$(call part,pytest,$(BIN)/python -m pytest -q $(ARGS))
+	$(call part,pytest,$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS))
 
 # The claims of speed, one file each, beside the limits of the machine they ran on.
 bench: $(VENV)/dev

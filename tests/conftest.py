@@ -34,6 +34,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    # A worker of xdist has run a share of the tests: the whole is judged by the process that sent them out.
+    if hasattr(session.config, "workerinput"):
+        return
     if not _is_full(session.config) or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return
     if any(summary(page.name, rows_of(page), _passed)[1] for page in PAGES):

@@ -100,8 +100,11 @@ class Ledger:
             found += subscription.problems(self.acknowledged, copies, exact)
         return found + self._vacuous(kills_min, acknowledged_min)
 
+    def kills_under_load(self) -> int:
+        return sum(kill.unconfirmed > 0 for kill in self.kills)
+
     def _vacuous(self, kills_min: int, acknowledged_min: int) -> list[str]:
-        under_load = sum(kill.unconfirmed > 0 for kill in self.kills)
+        under_load = self.kills_under_load()
         wanted = {
             f"{len(self.kills)} kills, {kills_min} were wanted": len(self.kills) >= kills_min,
             f"{under_load} kills with publishes on their way, {kills_min} were wanted": under_load >= kills_min,

@@ -94,7 +94,7 @@ def test_columns_of_records_that_share_nothing_come_back_record_by_record() -> N
     )
     assert kept.record(2).tags == ("c",) and kept.record(2).headers == ((b"n", b"x"),)
     assert kept.record(0).headers == () and kept.record(0).expiry_us == 0
-    assert batch.byte_count == len(b"k0v0" + b"k1p1v1" + b"k2v2" + b"nx")
+    assert batch.byte_count == len(b"k0v0" + b"k1p1v1" + b"k2v2" + b"nx" + b"abc")
 
 
 def test_runs_are_equal_by_what_they_hold() -> None:
