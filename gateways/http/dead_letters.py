@@ -11,7 +11,6 @@ from uuid import UUID
 import trio
 from msgspec import Meta, field
 
-from headrace.filtering.expression import Expression, parse
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.dead_letters import DeadLetter, Wanted, read
 from headrace.gateways.delivery.lane import Stretch
@@ -20,7 +19,7 @@ from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
 from headrace.gateways.http.queues import QueuePath, plain_text, queue_named
-from headrace.gateways.http.records import Message, shown, time_text, time_us_of
+from headrace.gateways.http.records import Message, filter_of, shown, time_text, time_us_of
 from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
@@ -141,10 +140,6 @@ def _time_us(text: str | int | None, name: str) -> int | None:
     return None if text is None else time_us_of(text, name=name)
 
 
-def _expression(text: str | None) -> Expression | None:
-    return None if text is None else parse(text)
-
-
 def _place(id: str) -> tuple[str, int, int]:
     stream, _, rest = id.partition("/")
     partition, _, offset = rest.partition("/")
@@ -161,7 +156,7 @@ def _wanted(asked: ListQuery | RedriveBody) -> Wanted:
         died_after_us=_time_us(asked.died_after, "died_after"),
         key=asked.key,
         queue=asked.died_in,
-        tags=_expression(asked.filter),
+        tags=filter_of(asked.filter),
         places=frozenset(_place(one) for one in asked.ids) if isinstance(asked, RedriveBody) else frozenset(),
     )
 
@@ -318,7 +313,7 @@ def operations() -> list[Operation]:
             parameters=QueuePath,
             query=ListQuery,
             answers={200: DeadLetterList},
-            problems=(Code.NOT_FOUND, Code.INVALID),
+            problems=(Code.NOT_FOUND, Code.INVALID_PARAMETER, Code.INVALID),
         ),
         Operation(
             "POST",
@@ -329,7 +324,7 @@ def operations() -> list[Operation]:
             "one of the same queue runs, it is refused.",
             body=RedriveBody,
             answers={200: RedriveOut, 202: RedriveOut},
-            problems=(Code.NOT_FOUND, Code.INVALID, Code.REFUSED),
+            problems=(Code.NOT_FOUND, Code.INVALID_PARAMETER, Code.INVALID, Code.REFUSED),
         ),
         Operation("GET", PATH, list_redrives, "List redrives", answers={200: RedriveList}),
         Operation(

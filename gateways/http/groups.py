@@ -19,7 +19,6 @@ from headrace.controller.errors import NotFound
 from headrace.core_log.errors import HeadraceError
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import Gap, RecordBatch
-from headrace.filtering.expression import ExpressionError, parse
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.consumer_groups import ConsumerGroup, Member, Standing, Start
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
@@ -28,7 +27,7 @@ from headrace.gateways.delivery.consumer_groups_journal import GroupName
 from headrace.gateways.delivery.topics import DEFAULT_VHOST, Place, TopicKind, parse_name
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
-from headrace.gateways.http.records import Message, shown, time_us_of
+from headrace.gateways.http.records import Message, filter_of, shown, time_us_of
 from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
@@ -415,10 +414,7 @@ class _Select:
 
     def __init__(self, asked: _Asked, text: str | None) -> None:
         self._asked = asked
-        try:
-            self._filter = None if text is None else parse(text)
-        except ExpressionError as error:
-            raise Problem(Code.INVALID_PARAMETER, f"filter: {error}") from None
+        self._filter = filter_of(text)
 
     def __call__(self, slot: Slot, batch: RecordBatch, first: int, last: int) -> Iterable[int]:
         wanted = range(first, last) if self._filter is None else self._filter.select(batch, first, last)

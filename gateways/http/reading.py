@@ -14,12 +14,11 @@ from msgspec import Meta
 
 from headrace.controller.errors import NotFound
 from headrace.core_log.log import PartitionLog
-from headrace.filtering.expression import Expression, ExpressionError, parse
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.topics import Place, TopicKind
 from headrace.gateways.http.operations import Answer, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
-from headrace.gateways.http.records import Message, shown, time_us_of
+from headrace.gateways.http.records import Message, filter_of, shown, time_us_of
 from headrace.gateways.http.topics import PATH, PartitionPath, found
 from headrace.gateways.http.visitor import Visitor
 
@@ -79,7 +78,7 @@ class Reader:
         self._visitor = visitor
         self._place = place
         self._query = query
-        self._filter = None if query.filter is None else _expression(query.filter)
+        self._filter = filter_of(query.filter)
         self._time_us: int | None = None
         if query.timestamp is not None:
             self._time_us = time_us_of(query.timestamp, code=Code.INVALID_PARAMETER)
@@ -142,13 +141,6 @@ class Reader:
         if not self._door.topics.is_there(self._place):
             raise NotFound(f"'{self._place.public_name}' was deleted meanwhile")
         self._visitor.require(Right.READ, self._place.vhost, self._place.name)
-
-
-def _expression(text: str) -> Expression:
-    try:
-        return parse(text)
-    except ExpressionError as error:
-        raise Problem(Code.INVALID_PARAMETER, f"filter: {error}") from None
 
 
 async def read_messages(call: Call[PartitionPath, ReadQuery, None]) -> Reply:

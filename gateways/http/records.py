@@ -13,6 +13,7 @@ from msgspec import Meta, field
 
 from headrace.core_log.record import PROTOCOL_MASK, RELOCATED, Headers, Protocol, RecordBatch
 from headrace.delay.parked import DelayRefused
+from headrace.filtering.expression import Expression, ExpressionError, parse
 from headrace.gateways.delivery.delayed_when import deliver_at_us
 from headrace.gateways.delivery.retry import told
 from headrace.gateways.http.operations import Answer
@@ -123,6 +124,14 @@ def value_octets(raw: msgspec.Raw, encoding: Literal["text", "base64", "json"] |
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
+
+
+def filter_of(text: str | None) -> Expression | None:
+    """A tag expression as callers write it; Problem, with the column, for what is none."""
+    try:
+        return None if text is None else parse(text)
+    except ExpressionError as error:
+        raise Problem(Code.INVALID_PARAMETER, f"filter: {error}") from None
 
 
 def time_us_of(text: str | int, *, name: str = "timestamp", code: Code = Code.INVALID) -> int:

@@ -193,7 +193,7 @@ def test_bad_requests_are_refused(channel: Any, http: httpx.Client, name: str) -
         ({"queue": dead, "to": dead}, 409),
         ({"queue": f"{name}.stream"}, 409),
         ({"queue": dead, "ids": ["nonsense"]}, 422),
-        ({"queue": dead, "filter": "gold &&"}, 409),
+        ({"queue": dead, "filter": "gold &&"}, 400),
         ({"queue": dead, "died_before": "yesterday"}, 422),
         ({"queue": dead, "rate": 0}, 422),
         ({"queue": dead, "reson": "typo"}, 422),
@@ -201,6 +201,23 @@ def test_bad_requests_are_refused(channel: Any, http: httpx.Client, name: str) -
         answer = http.post(REDRIVES, json=body)
         assert answer.status_code == status, (body, answer.text)
     assert http.get(f"{REDRIVES}/00000000-0000-0000-0000-000000000000").status_code == 404
+
+
+def test_a_filter_that_is_none_is_told_with_its_column_wherever_it_is_asked_for(
+    channel: Any, http: httpx.Client, name: str
+) -> None:
+    dead = declare(channel, name)
+    text = "gold && && silver"
+    member = http.post(f"/api/v1/consumer-groups/{name}/members", json={"topics": [f"queue:{dead}"]}).json()
+    polled = f"/api/v1/consumer-groups/{name}/members/{member['member_id']}/messages"
+    for answer in (
+        http.get(f"/api/v1/topics/{dead}/partitions/0/messages", params={"filter": text}),
+        http.get(f"/api/v1/queues/{dead}/dead-letters", params={"filter": text}),
+        http.get(polled, params={"filter": text, "generation": member["generation"]}),
+        http.post(REDRIVES, json={"queue": dead, "filter": text}),
+    ):
+        assert (answer.status_code, code(answer)) == (400, "invalid_parameter"), answer.text
+        assert "column 9" in answer.json()["detail"]
 
 
 def test_sending_back_needs_the_right_to_publish(broker: HttpBroker, channel: Any, name: str) -> None:
