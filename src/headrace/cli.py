@@ -33,6 +33,7 @@ COMMANDS = {
     "redrives": "headrace.commands.dead_letters:redrives",
     "schedules": "headrace.commands.schedules:schedules",
     "serve": "headrace.commands.serve:serve",
+    "spark": "headrace.commands.spark:spark",
     "tail": "headrace.commands.tail:tail",
     "topics": "headrace.commands.topics:topics",
 }

@@ -68,14 +68,18 @@ def doctor(config: Path | None, data: Path | None, as_json: bool) -> None:
     found = []
     for one in examine(config, data):
         found.append(one)
-        text = printable(redacted_text(one.text))
-        if as_json:
-            click.echo(json.dumps({"check": one.check, "level": one.level.value, "text": text}))
-        else:
-            colour = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}[one.level]
-            click.echo(f"{click.style(f'{one.level.value:<8}', fg=colour)} {one.check:<14} {text}")
+        tell(one, as_json=as_json)
     if any(one.level is Level.PROBLEM for one in found):
         sys.exit(1)
+
+
+def tell(one: Finding, *, as_json: bool) -> None:
+    text = printable(redacted_text(one.text))
+    if as_json:
+        click.echo(json.dumps({"check": one.check, "level": one.level.value, "text": text}))
+    else:
+        colour = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}[one.level]
+        click.echo(f"{click.style(f'{one.level.value:<8}', fg=colour)} {one.check:<14} {text}")
 
 
 def examine(file: Path | None, data: Path | None) -> Iterator[Finding]:
