@@ -4,7 +4,8 @@
 
 The clean-shutdown marker is taken away before anything is opened and written only after everything is closed, so a
 node that died in between is known as unclean. Cancelling `run_node` is not a stop: it leaves what a crash would leave.
-Neighbours: commands/serve.py runs it under signals; each door comes in as one line of `open_delivery`.
+Neighbours: commands/serve.py runs it under signals; service.py makes what stands behind the
+doors; each listener comes in as one line of `open_delivery`.
 """
 
 import gc
@@ -17,47 +18,23 @@ from uuid import UUID
 
 import trio
 
-from headrace import __version__
 from headrace.config import Config
 from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
 from headrace.controller.snapshot import Snapshot
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFormat
-from headrace.core_log.record import Protocol as Vocabulary
 from headrace.definitions import has_real_user, problems
 from headrace.exits import DoorNotOpened
-from headrace.gateways.amqp.deaths import mark, revive, stamp
-from headrace.gateways.amqp.delaying import fired
-from headrace.gateways.amqp.properties import routing_fields
-from headrace.gateways.amqp.server import AmqpDoor, AmqpListener
-from headrace.gateways.amqp.settings import settings_of
-from headrace.gateways.connected import OpenConnections, mqtt_counts
-from headrace.gateways.delivery.access import Access
-from headrace.gateways.delivery.alarms import Alarms
-from headrace.gateways.delivery.authentication import Authentication
+from headrace.gateways.amqp.server import AmqpListener
 from headrace.gateways.delivery.broker import Broker
-from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordinator
-from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
-from headrace.gateways.delivery.delayed_duty import DutyKind
-from headrace.gateways.delivery.delayed_publish import DelayedPublishes
-from headrace.gateways.delivery.delayed_topics import DelayedTopics
-from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import DoorListener, TlsSide, is_loopback, resolve
-from headrace.gateways.delivery.meter import SystemMeter, Watch
-from headrace.gateways.delivery.schedules import Schedules
 from headrace.gateways.delivery.tls import TlsError, load_context
-from headrace.gateways.delivery.topics import Topics
-from headrace.gateways.delivery.turn import Turn
-from headrace.gateways.http.server import HttpDoor, HttpListener
-from headrace.gateways.mapping import PropertyMapping
-from headrace.gateways.mqtt.delaying import FiredWords
-from headrace.gateways.mqtt.properties import with_user_properties
-from headrace.gateways.mqtt.routingkeys import RoutingKeys
-from headrace.gateways.mqtt.server import MqttDoor, MqttListener
-from headrace.gateways.plain import PlainWords
+from headrace.gateways.http.server import HttpListener
+from headrace.gateways.mqtt.server import MqttListener
 from headrace.kinds import Address
 from headrace.recovery import RecoveringStore, adopt_streams
+from headrace.service import Commons, open_service
 from headrace.settings import ConfigError
 
 IDENTITY = "node.json"
@@ -145,88 +122,13 @@ async def open_delivery(
     await metadata.seed(config.definitions)
     if store.recovered:
         await adopt_streams(log, metadata)
-    limits = Limits(metadata.snapshot, config.limits.values())
-    keys = RoutingKeys(lossy=config.mqtt.lossy_topics)
-    mapping = PropertyMapping(keys)
-    broker = Broker(
-        env,
-        log,
-        metadata,
-        settings_of=settings_of,
-        stamp=stamp,
-        clean=clean,
-        log_config=config.storage.stream_defaults(),
-        release_bytes_min=config.storage.release_bytes,
-        delay=config.delay.values(),
-        fields_of=routing_fields,
-        restate=mapping.to_amqp,
-    )
-    broker.queues_max = limits.queues_max
-    publishes = DelayedPublishes(broker, {Vocabulary.AMQP: fired})
-    broker.delayed.carry(DutyKind.PUBLISH, publishes)
-    broker.transfers.marks = {Vocabulary.AMQP: mark, Vocabulary.MQTT_5: with_user_properties}
-    broker.redrives.revives = {Vocabulary.AMQP: revive}
-    schedules = Schedules(broker, publishes)
-    access = Access(metadata.snapshot)
-    authentication = Authentication(
-        metadata, key=env.ids.uuid().bytes + env.ids.uuid().bytes, monotonic=env.clock.monotonic, hashing=hashing
-    )
-    watch = Watch(Alarms(config.alarms.values()), SystemMeter(config.node.data), env)
+    commons = Commons(config, env, metadata, hashing)
+    watch = commons.watch
+    service = await open_service(commons, log, nursery, clean=clean)
+    broker, amqp, mqtt, http = service.broker, service.amqp, service.mqtt, service.http
     watch.holders = lambda: broker.largest_holders(HOLDERS_NAMED)
-    turn = Turn(broker)
-    mqtt = MqttDoor(
-        broker,
-        turn,
-        access,
-        authentication,
-        limits,
-        watch,
-        keys=keys,
-        to_mqtt=mapping.to_mqtt,
-        config=config.mqtt.door(),
-        version=f"headrace version {__version__}",
-    )
-    for vocabulary in (Vocabulary.MQTT_3, Vocabulary.MQTT_5):
-        publishes.words[vocabulary] = FiredWords(broker, mqtt.scans)
-    topics = Topics(broker)
-    broker.delayed.carry(DutyKind.TOPIC, DelayedTopics(broker, topics))
-    await topics.load()
-    group_topics = GroupTopics(broker, topics)
-    groups = GroupCoordinator(broker, group_topics.logs_of, config.groups.values())
-    await broker.load()
-    await groups.load()
-    metadata.listen(broker.metadata_changed)
-    mqtt.load()
-    schedules.load()
-    metadata.listen(schedules.metadata_changed)
-    nursery.start_soon(broker.run)
-    nursery.start_soon(schedules.run)
-    nursery.start_soon(topics.run)
-    nursery.start_soon(groups.run)
-    metadata.listen(lambda snapshot, changes: access.update(snapshot))
-    metadata.listen(lambda snapshot, changes: limits.update(snapshot))
     await watch.look()
     nursery.start_soon(watch.run)
-    nursery.start_soon(mqtt.run)
-    amqp = AmqpDoor(broker, turn, access, authentication, limits, watch, config.amqp.door())
-    nursery.start_soon(amqp.run)
-    http = HttpDoor(
-        broker,
-        turn,
-        access,
-        authentication,
-        limits,
-        watch,
-        topics=topics,
-        groups=groups,
-        group_topics=group_topics,
-        schedules=schedules,
-        words=PlainWords(keys),
-        open_connections=OpenConnections(amqp, mqtt),
-        config=config.http.door(),
-        version=__version__,
-    )
-    http.mqtt_counts = lambda: mqtt_counts(mqtt)
     listeners: list[DoorListener] = [
         AmqpListener("amqp", amqp),
         MqttListener("mqtt", mqtt),
@@ -254,7 +156,7 @@ async def open_delivery(
             await metadata.seed(new.definitions)
         except (Refused, DiskFull) as error:
             return [f"{new.file}: {error}"]
-        limits.config = new.limits.values()
+        commons.limits.config = new.limits.values()
         watch.alarms.config = new.alarms.values()
         if tls is not None and new_tls is not None:
             tls.context, tls.name_from = new_tls.context, new_tls.name_from
@@ -262,12 +164,8 @@ async def open_delivery(
             _log.warning("TLS doors open or close at the next start")
         return ()
 
-    async def close() -> None:
-        await mqtt.close()
-        await broker.close()
-
     seen = [_Listening(one) for one in listeners]
-    return Delivery(seen, close, reload, lambda: has_real_user(metadata.snapshot), broker)
+    return Delivery(seen, service.close, reload, lambda: has_real_user(metadata.snapshot), broker)
 
 
 def _load_tls(config: Config) -> TlsSide | None:
