@@ -73,6 +73,16 @@ class Stored(NamedTuple):
     header: BatchHeader
 
 
+class Choice(NamedTuple):
+    """Which records are wanted. Columns are shown without blobs first, where `needs_blobs` says that it takes more."""
+
+    # False: none of this batch is, for certain.
+    maybe: Callable[[Columns], bool]
+    # One for each record; None: all of them.
+    mask: "Callable[[Columns], npt.NDArray[np.bool_] | None]"
+    needs_blobs: bool
+
+
 class _Part(NamedTuple):
     """One blob column of one batch; its sizes are u32, one for all or one for each."""
 
@@ -98,6 +108,7 @@ def record_batches(
     start: int = 0,
     end: int | None = None,
     output_bytes: int = OUTPUT_BYTES,
+    choice: Choice | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of batches in the order of their offsets, those in start..end-1, in outputs of about that size.
 
@@ -106,24 +117,60 @@ def record_batches(
     """
     wanted = schema(columns)
     blobs = not _IN_BLOBS.isdisjoint(wanted.names)
+    outputs = _outputs(_within(batches, start, end), wanted, blobs, start, end, output_bytes, choice)
+    return outputs if choice is None else _gathered(outputs, output_bytes)
+
+
+def _within(batches: Iterable[Stored], start: int, end: int | None) -> Iterator[Stored]:
+    for stored in batches:
+        header = stored.header
+        if header.flags & FLAG_GAP or header.next_offset <= start or (end is not None and header.base_offset >= end):
+            continue
+        yield stored
+
+
+def _outputs(
+    batches: Iterable[Stored],
+    wanted: pa.Schema,
+    blobs: bool,
+    start: int,
+    end: int | None,
+    output_bytes: int,
+    choice: Choice | None,
+) -> Iterator[pa.RecordBatch]:
     pending: list[Columns] = []
     size = 0
     for data, position, header in batches:
-        if header.flags & FLAG_GAP or header.next_offset <= start or (end is not None and header.base_offset >= end):
+        if choice is not None and not choice.maybe(decode_columns(data, position, header, blobs=False)):
             continue
         # Without blobs a row is a few numbers, and all the more of them fit.
         weight = header.blob_size if blobs else header.fixed_size
         alone = weight >= output_bytes // 4
         if pending and (alone or size + weight > output_bytes):
-            yield from _output(pending, wanted, start, end)
+            yield from _output(pending, wanted, start, end, choice)
             pending, size = [], 0
-        pending.append(decode_columns(data, position, header, blobs=blobs))
+        unpacked = blobs or (choice is not None and choice.needs_blobs)
+        pending.append(decode_columns(data, position, header, blobs=unpacked))
         size += weight
         if alone:
-            yield from _output(pending, wanted, start, end)
+            yield from _output(pending, wanted, start, end, choice)
             pending, size = [], 0
     if pending:
-        yield from _output(pending, wanted, start, end)
+        yield from _output(pending, wanted, start, end, choice)
+
+
+def _gathered(outputs: Iterator[pa.RecordBatch], output_bytes: int) -> Iterator[pa.RecordBatch]:
+    """What is left of many batches, put together."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for output in outputs:
+        if pending and size + output.nbytes > output_bytes:
+            yield pa.concat_batches(pending)
+            pending, size = [], 0
+        pending.append(output)
+        size += output.nbytes
+    if pending:
+        yield pa.concat_batches(pending)
 
 
 def table(
@@ -132,18 +179,33 @@ def table(
     return pa.Table.from_batches(record_batches(batches, columns, start=start, end=end), schema(columns))
 
 
-def _output(group: Sequence[Columns], wanted: pa.Schema, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
+def _output(
+    group: Sequence[Columns], wanted: pa.Schema, start: int, end: int | None, choice: Choice | None
+) -> Iterator[pa.RecordBatch]:
+    mask = None if choice is None else _mask(group, choice)
+    if mask is not None and not mask.any():
+        return
     arrays = [_COLUMNS[name](group) for name in wanted.names]
     output = pa.RecordBatch.from_arrays(arrays, schema=wanted)
     low, high = group[0].header.base_offset, group[-1].header.next_offset
-    if low >= start and (end is None or high <= end):
+    if low < start or (end is not None and high > end):
+        offsets = _offsets(group)
+        first = int(np.searchsorted(offsets, start))
+        last = len(offsets) if end is None else int(np.searchsorted(offsets, end))
+        output = output.slice(first, max(last - first, 0))
+        mask = None if mask is None else mask[first:last]
+    if mask is not None:
+        output = output.filter(pa.array(mask))
+    if output.num_rows:
         yield output
-        return
-    offsets = _offsets(group)
-    first = int(np.searchsorted(offsets, start))
-    last = len(offsets) if end is None else int(np.searchsorted(offsets, end))
-    if first < last:
-        yield output.slice(first, last - first)
+
+
+def _mask(group: Sequence[Columns], choice: Choice) -> "npt.NDArray[np.bool_] | None":
+    masks = [choice.mask(one) for one in group]
+    if all(mask is None for mask in masks):
+        return None
+    pairs = zip(group, masks, strict=True)
+    return _joined([np.ones(one.header.record_count, np.bool_) if mask is None else mask for one, mask in pairs])
 
 
 # -- columns ----------------------------------------------------------------------------------------------------
