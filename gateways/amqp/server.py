@@ -17,6 +17,7 @@ from headrace.controller.changes import (
 )
 from headrace.controller.snapshot import Snapshot
 from headrace.gateways.amqp.config import AmqpConfig
+from headrace.gateways.amqp.handshake import Handshake, Opened
 from headrace.gateways.amqp.session import Session
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.authentication import Authentication
@@ -51,19 +52,40 @@ class AmqpDoor:
         self.limits = limits
         self.alarms = watch.alarms
         self.config = config or AmqpConfig()
+        self.clock = broker.env.clock
         self.sessions: set[Session] = set()
+        # Of those who are not there yet.
+        self.shaking: set[Handshake] = set()
         self.turn = turn
         self.poller = Poller(turn, broker.env.clock) if is_available() else None
         # After the access rights and the broker itself have heard of a change.
         broker.metadata.listen(self._metadata_changed)
         watch.listen(self._alarms_changed)
 
+    def has_vhost(self, name: str) -> bool:
+        return name in self.broker.vhosts
+
     async def serve(self, connection: Connection) -> None:
         """One connection, until it ends."""
-        session = Session(self, connection)
+        handshake = Handshake(self, connection)
+        self.shaking.add(handshake)
+        try:
+            outcome = await handshake.run()
+        except Exception:
+            _log.exception("a connection ended by an internal error", extra={"peer": connection.host})
+            return
+        finally:
+            self.shaking.discard(handshake)
+        if outcome is not None:
+            await self.adopt(connection, *outcome)
+
+    async def adopt(self, connection: Connection, opened: Opened, leftover: bytes = b"") -> None:
+        """One connection that was opened by a handshake, here or elsewhere, until it ends. It is told open-ok here.
+        `leftover`: octets of the client's that were read already, from the first one behind connection.open."""
+        session = Session(self, connection, opened)
         self.sessions.add(session)
         try:
-            await session.run()
+            await session.run(leftover)
         except Exception:
             # Our mistake, or a disk that fails and ends the node by another way: the other connections live on.
             _log.exception("a connection ended by an internal error", extra={"peer": connection.host})
@@ -112,7 +134,7 @@ class AmqpDoor:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        clock = self.broker.env.clock
+        clock = self.clock
         deliveries_due = 0.0
         while True:
             before = clock.monotonic()
@@ -141,5 +163,7 @@ class AmqpListener(DoorListener):
         self._door = door
 
     async def _dismiss(self) -> None:
+        for handshake in list(self._door.shaking):
+            handshake.cancel()
         for session in list(self._door.sessions):
             await session.shut("broker is shutting down")

@@ -1,4 +1,4 @@
-"""One AMQP connection, from the protocol header to the closed socket. Driver.
+"""One AMQP connection, from the moment it is open to the closed socket. Driver.
 
 Each turn: one read, all its frames, then what they caused (appends, deliveries, answers) and one flush of every
 connection that has something to send. Nothing awaits per message; only methods that meet the metadata store do.
@@ -8,20 +8,17 @@ import logging
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, Protocol
 
 import trio
 from pamqp import commands
 
-from headrace import __version__
 from headrace.core_log.errors import HeadraceError
 from headrace.gateways.amqp.channel import Channel
 from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to
-from headrace.gateways.amqp.fields import FieldTable, decode_table
 from headrace.gateways.amqp.frames import (
     HEARTBEAT_FRAME,
-    PROTOCOL_HEADER,
     Acks,
     Event,
     FrameCutter,
@@ -30,8 +27,8 @@ from headrace.gateways.amqp.frames import (
     PublishRun,
     Violation,
     encode_method,
-    match_protocol_header,
 )
+from headrace.gateways.amqp.handshake import CLOSE_SECONDS_MAX, CLOSED_SECONDS_MAX, Ended, Opened, understands
 from headrace.gateways.amqp.methods import Method, ids, make, octets
 from headrace.gateways.amqp.operations import Operations
 from headrace.gateways.amqp.publishing import Publisher, send_confirms
@@ -42,7 +39,7 @@ from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.inbox import Inbox
 from headrace.gateways.delivery.limits import Limits, Member
 from headrace.gateways.delivery.listener import Connection
-from headrace.gateways.delivery.login import Identity, Refusal
+from headrace.gateways.delivery.login import Identity
 from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.poller import Poller
 from headrace.gateways.delivery.turn import Turn
@@ -50,25 +47,8 @@ from headrace.gateways.delivery.turn import Turn
 _log = logging.getLogger(__name__)
 
 READ_BYTES_MIN = 4096
-# How long a peer has to answer connection.close, and to close its side of a connection that makes no sense any more.
-CLOSE_SECONDS_MAX = 10
-# How long one that was told closed may leave its socket open.
-CLOSED_SECONDS_MAX = 1
 # Whose user or vhost was deleted is gone within five seconds, whatever it answers.
 EXPEL_SECONDS_MAX = 4
-# What a stranger may send before it has logged in: a hundred times what that takes.
-HANDSHAKE_BYTES_MAX = 64 * 1024
-CAPABILITIES: FieldTable = {
-    "publisher_confirms": True,
-    "exchange_exchange_bindings": True,
-    "basic.nack": True,
-    "consumer_cancel_notify": True,
-    "connection.blocked": True,
-    "consumer_priorities": True,
-    "authentication_failure_close": True,
-    "per_consumer_qos": True,
-    "direct_reply_to": True,
-}
 
 
 class Door(Protocol):
@@ -85,12 +65,8 @@ class Door(Protocol):
     poller: Poller | None
 
 
-class Ended(Exception):
-    """The connection is over, in good order or not; the reason is logged by whoever raised it."""
-
-
 class Session:
-    def __init__(self, door: Door, connection: Connection) -> None:
+    def __init__(self, door: Door, connection: Connection, opened: Opened) -> None:
         self.door = door
         self.connection = connection
         self.peer = (connection.host, connection.port)
@@ -102,20 +78,20 @@ class Session:
             bytes_max=door.config.read_bytes_max,
         )
         self.last_sent_count = 0
-        self.heartbeat_s = 0
+        self.heartbeat_s = opened.heartbeat_s
         self._silent_s = 0
-        self._channel_max = 0
-        self.user = ""
-        self.vhost = ""
-        self.properties: FieldTable = {}
+        self.user = opened.user
+        self.vhost = opened.vhost
+        self.properties = opened.client_properties
         self.channels: dict[int, Channel] = {}
         # Whom the limits count this connection for, once it is open.
         self._member: Member | None = None
         self._socket = connection.socket
         self._config = door.config
         self._broker = door.broker
-        # Channels are cut from the start: some clients send channel.open without waiting for open-ok.
-        self._cutter = FrameCutter(channel_max=door.config.channel_max, body_bytes_max=door.config.body_bytes_max)
+        self._cutter = FrameCutter(
+            frame_max=opened.frame_max, channel_max=opened.channel_max, body_bytes_max=door.config.body_bytes_max
+        )
         self._operations: Operations | None = None
         self._publisher: Publisher | None = None
         self._closing = False
@@ -126,7 +102,6 @@ class Session:
         # What it waits for while an alarm keeps it from being read.
         self._blocked: trio.Event | None = None
         self._nursery: trio.Nursery | None = None
-        self._expected: type[Method] | None = commands.Connection.StartOk
         self._scope = trio.CancelScope()
         # What became of a read that its task must go on with: events that may have to wait, or what went wrong with
         # the first of them.
@@ -146,22 +121,20 @@ class Session:
 
     # -- running ----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Serve until the client goes, breaks the protocol, or the door drains."""
+    async def run(self, leftover: bytes = b"") -> None:
+        """Serve until the client goes, breaks the protocol, or the door drains. `leftover`: what came behind
+        connection.open and was read already."""
         with self._scope:
             try:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     nursery.start_soon(self.outbox.run)
                     try:
-                        with trio.fail_after(self._config.handshake_s):
-                            await self._shake_hands()
+                        await self._begin(leftover)
                         while True:
                             await self._turn(await self._next_events())
                             if self._published and self.door.alarms.active:
                                 await self._wait_for_alarms()
-                    except trio.TooSlowError:
-                        _log.warning("handshake took too long", extra={"peer": self.peer[0]})
                     finally:
                         nursery.cancel_scope.cancel()
             except* Ended:
@@ -169,59 +142,15 @@ class Session:
         with trio.CancelScope(shield=True), trio.move_on_after(5):
             await self._clean_up()
 
-    async def _shake_hands(self) -> None:
-        """Until the connection is open, or was refused and has ended."""
-        rest = await self._greet()
-        received = len(rest)
-        await self._turn(self._cutter.receive(rest))
-        while self._operations is None:
-            rest = await self._read()
-            received += len(rest)
-            if received > HANDSHAKE_BYTES_MAX:
-                _log.warning("too many octets before the login", extra={"peer": self.peer[0]})
-                raise Ended
-            await self._turn(self._cutter.receive(rest))
-
-    async def _greet(self) -> bytes:
-        """The protocol header, then connection.start; returns what came behind the header."""
-        data = b""
-        while (matched := match_protocol_header(data)) is None:
-            data += await self._read()
-        if not matched:
-            self.outbox.put(PROTOCOL_HEADER)
-            await self._say_goodbye()
-        self._send(
-            0,
-            make(
-                commands.Connection.Start,
-                version_major=0,
-                version_minor=9,
-                server_properties={
-                    "product": "Headrace",
-                    "version": __version__,
-                    "platform": "Python",
-                    "information": "Licensed under the Apache License 2.0",
-                    "capabilities": CAPABILITIES,
-                },
-                mechanisms=" ".join(self._mechanisms()),
-                locales="en_US",
-            ),
-        )
+    async def _begin(self, leftover: bytes) -> None:
+        """The connection is open, or was refused."""
+        try:
+            self._open()
+        except AmqpError as error:
+            await self._fail(0, error.during(*ids(commands.Connection.Open)))
         self.door.turn.end()
-        return data[len(PROTOCOL_HEADER) :]
-
-    def _mechanisms(self) -> list[str]:
-        """The ways to log in over this connection; what is not offered is refused."""
-        offered = []
-        if self.is_loopback or self.connection.tls or self._config.allow_plaintext_auth:
-            offered += ["PLAIN", "AMQPLAIN"]
-        if self.connection.certified_name is not None:
-            offered.append("EXTERNAL")
-        if not offered:
-            # Else it would send its password for everybody to read, only to be refused.
-            text = "no way to log in: clear text from other machines needs TLS or amqp.allow_plaintext_auth"
-            _log.warning(text, extra={"peer": self.peer[0]})
-        return offered
+        if leftover:
+            await self._turn(self._cutter.receive(leftover))
 
     async def _read(self) -> bytes:
         data = await self._inbox.read()
@@ -332,9 +261,6 @@ class Session:
         return isinstance(event, Heartbeat)
 
     async def _take(self, event: Event) -> None:
-        if self._operations is None and isinstance(event, PublishRun | Acks | MethodFrame) and event.channel:
-            text = f"frame on channel {event.channel} before connection.open"
-            raise amqp_error(ReplyCode.UNEXPECTED_FRAME, text)
         if self._take_at_once(event):
             return
         match event:
@@ -401,103 +327,22 @@ class Session:
             raise Ended
         if self._closing:
             return
-        if self._expected is not None and not isinstance(method, self._expected):
-            text = f"expected {self._expected.name}, got {method.name}"
-            raise amqp_error(ReplyCode.COMMAND_INVALID, text, *ids(method))
         match method:
-            case commands.Connection.StartOk():
-                await self._log_in(method)
-            case commands.Connection.TuneOk():
-                self._tune(method)
-            case commands.Connection.Open():
-                self._open(method)
             case commands.Connection.UpdateSecret():
                 await self._update_secret(method)
             case _:
                 raise amqp_error(ReplyCode.COMMAND_INVALID, f"unexpected {method.name}", *ids(method))
 
-    async def _log_in(self, method: commands.Connection.StartOk) -> None:
-        self.properties = cast(FieldTable, method.client_properties)
-        if method.mechanism not in ("PLAIN", "AMQPLAIN", "EXTERNAL"):
-            text = f"unknown authentication mechanism '{method.mechanism}'"
-            raise amqp_error(ReplyCode.COMMAND_INVALID, text, *ids(method))
-        if method.mechanism not in self._mechanisms():
-            raise self._refusal(method.mechanism)
-        outcome: Identity | Refusal
-        address, is_loopback = self.peer[0], self.is_loopback
-        if method.mechanism == "EXTERNAL":
-            name = self.connection.certified_name
-            assert name is not None, "else it is not offered"
-            outcome = await self.door.authentication.certified(name, address=address, peer_is_loopback=is_loopback)
-        else:
-            name, password = self._credentials(method)
-            outcome = await self.door.authentication.login(
-                name, password, address=address, peer_is_loopback=is_loopback
-            )
-        if not isinstance(outcome, Identity):
-            raise self._refusal(method.mechanism)
-        self.user = outcome.name
-        self._expected = commands.Connection.TuneOk
-        tune = make(
-            commands.Connection.Tune,
-            channel_max=self._config.channel_max,
-            frame_max=self._config.frame_max,
-            heartbeat=self._config.heartbeat_s,
-        )
-        self._send(0, tune)
-
-    def _refusal(self, mechanism: str) -> Exception:
-        """403 for a client that says it knows what that is here; others only see the end, as the standard has it."""
-        capabilities = self.properties.get("capabilities")
-        if not isinstance(capabilities, dict) or capabilities.get("authentication_failure_close") is not True:
-            return Ended()
-        text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
-        error = amqp_error(ReplyCode.ACCESS_REFUSED, text)
-        error.hard = True
-        return error
-
-    def _credentials(self, method: commands.Connection.StartOk) -> tuple[str, str]:
-        response = octets(method.response)
-        if method.mechanism == "PLAIN":
-            parts = response.split(b"\0")
-            if len(parts) == 3:
-                return parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "replace")
-        else:
-            table, _end = decode_table(len(response).to_bytes(4, "big") + response)
-            name, password = table.get("LOGIN"), table.get("PASSWORD")
-            if isinstance(name, str) and isinstance(password, str):
-                return name, password
-        raise self._refusal(method.mechanism)
-
-    def _tune(self, method: commands.Connection.TuneOk) -> None:
-        config = self._config
-        frame_max = method.frame_max or config.frame_max
-        if not 4096 <= frame_max <= config.frame_max:
-            text = f"negotiated frame_max = {frame_max} is outside 4096..{config.frame_max}"
-            raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
-        channel_max = method.channel_max or config.channel_max
-        if channel_max > config.channel_max:
-            text = f"negotiated channel_max = {channel_max} is higher than the maximum allowed ({config.channel_max})"
-            raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
-        self._cutter.frame_max = frame_max
-        self._channel_max = channel_max
-        self.heartbeat_s = method.heartbeat
-        self._expected = commands.Connection.Open
-
-    def _open(self, method: commands.Connection.Open) -> None:
-        name = method.virtual_host
+    def _open(self) -> None:
+        name = self.vhost
         host = self._broker.vhosts.get(name)
         if host is None:
-            raise amqp_error(ReplyCode.NOT_ALLOWED, f"vhost '{name}' not found", *ids(method))
-        if not self.door.access.may_enter(self.user, name):
-            text = f"access to vhost '{name}' refused for user '{self.user}'"
-            raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
+            raise amqp_error(ReplyCode.NOT_ALLOWED, f"vhost '{name}' not found")
         member = Member(self.user, name, self.peer[0], loopback=self.is_loopback)
         refusal = self.door.limits.enter(member)
         if refusal is not None:
-            raise amqp_error(ReplyCode.NOT_ALLOWED, refusal, *ids(method))
+            raise amqp_error(ReplyCode.NOT_ALLOWED, refusal)
         self._member = member
-        self.vhost = name
         self._operations = Operations(
             self._broker,
             host,
@@ -506,21 +351,14 @@ class Session:
             self.outbox,
             self._config,
             connection=self,
-            notify_cancel=self._understands("consumer_cancel_notify"),
+            notify_cancel=understands(self.properties, "consumer_cancel_notify"),
             frame_max=self._cutter.frame_max,
         )
         self._publisher = Publisher(self._broker, host, self.door.access, self.user, self.outbox)
         self._publisher.frame_max = self._cutter.frame_max
-        self._cutter.channel_max = self._channel_max
         self.outbox.on_room = self._wake_consumers
-        self._expected = None
         self._send(0, make(commands.Connection.OpenOk))
         _log.info("connection opened", extra={"peer": self.peer[0], "user": self.user, "vhost": name, "door": "amqp"})
-
-    def _understands(self, capability: str) -> bool:
-        """Whether the client said so."""
-        capabilities = self.properties.get("capabilities")
-        return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
     async def _update_secret(self, method: commands.Connection.UpdateSecret) -> None:
         outcome = await self.door.authentication.login(
@@ -624,7 +462,7 @@ class Session:
     async def _wait_for_alarms(self) -> None:
         """It publishes while the node is short of memory or disk: nothing more is read from it until that is over. What
         it consumes is sent on."""
-        told = self._understands("connection.blocked")
+        told = understands(self.properties, "connection.blocked")
         reason = self.door.alarms.reason
         _log.info("connection blocked: %s", reason, extra={"peer": self.peer[0], "user": self.user})
         if told:
