@@ -63,6 +63,10 @@ class SegmentBytes(Protocol):
     def path(self) -> str:
         """For messages."""
 
+    @property
+    def read_ahead(self) -> int:
+        """To ask for fewer bytes at once is no cheaper."""
+
     def read(self, position: int, length: int) -> bytes:
         """So many bytes from there, fewer only where the segment ends. DataLoss when it is gone, or was used again."""
 
@@ -150,6 +154,10 @@ def open_access(
 
         if access == "local" or url is None or is_readable(path):
             live = LocalAccess(path)
+    if live is None and access in ("auto", "http") and url is not None:
+        from headrace.spark.access_http import HttpAccess
+
+        live = HttpAccess(url, token_name=token_name)
     if live is None:
         raise ValueError("say where to read from: 'path', 'url' or 'archive'")
     return live

@@ -245,6 +245,7 @@ class LocalSegment:
 
 class LocalFile:
     __slots__ = ("_file", "_location", "path", "salt")
+    read_ahead = 0
 
     def __init__(self, location: LocalSegment, file: File) -> None:
         self._location = location

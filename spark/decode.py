@@ -15,7 +15,7 @@ not made, and without one of bytes the larger block of a batch is not even unpac
     tags                list<string>
     protocol            string: amqp, mqtt or http
     routing_key         string; null for http
-    amqp, mqtt          struct: the protocol's own properties; null for records of another
+    amqp, mqtt          struct: the protocol's own properties; null for records of another. mqtt has the topic
     properties          binary: those properties as they are stored
     priority, qos       int16, int8
     persistent, retain  bool
@@ -26,11 +26,13 @@ Neighbours: plan.py makes tasks, properties.py reads the bytes of the protocols,
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.core_log import arrow
 from headrace.core_log.arrow import Stored
@@ -46,11 +48,12 @@ from headrace.core_log.format import (
     maybe_header,
     summary_of,
 )
-from headrace.core_log.record import Gap
+from headrace.core_log.record import Gap, Protocol
 from headrace.core_log.summary import ENTRIES_MAX
 from headrace.filtering.expression import Expression, parse
 from headrace.spark.access import DataLoss, SegmentBytes, Slice
 from headrace.spark.plan import Task
+from headrace.spark.properties import Amqp, amqp, mqtt, mqtt_topic
 
 BATCH_BYTES = arrow.OUTPUT_BYTES
 # What is read at once; a download should be 1 to 8 MiB.
@@ -239,6 +242,7 @@ class _Walk:
 
     def _fill(self, length: int) -> None:
         self._start = self.position
+        length = max(length, self._file.read_ahead)
         stop = self._stop
         self._data = self._file.read(self.position, length if stop is None else min(length, stop - self.position))
 
@@ -296,6 +300,94 @@ def _number(count: int, value: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(np.full(count, value, dtype=np.int32))])
 
 
+def _protocol(_task: Task, output: pa.RecordBatch) -> pa.Array:
+    return _PROTOCOLS.take(output.column("protocol"))
+
+
+def _routing_key(_task: Task, output: pa.RecordBatch) -> pa.Array:
+    known = pc.not_equal(output.column("protocol"), int(Protocol.NEUTRAL))
+    keys = output.column("key")
+    try:
+        texts = keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+    return pc.if_else(known, texts, pa.scalar(None, pa.string()))
+
+
+def _amqp(_task: Task, output: pa.RecordBatch) -> pa.Array:
+    return pa.array(
+        [
+            None if (found := _amqp_of(protocol, data)) is None else dict(zip(_AMQP_NAMES, found, strict=False))
+            for protocol, data in _with_protocols(output)
+        ],
+        FIELDS["amqp"],
+    )
+
+
+def _mqtt(_task: Task, output: pa.RecordBatch) -> pa.Array:
+    rows: list[dict[str, Any] | None] = []
+    keys, kinds, retained = output.column("key"), output.column("qos").to_pylist(), output.column("retain").to_pylist()
+    for (protocol, data), key, qos, retain in zip(
+        _with_protocols(output), keys.to_pylist(), kinds, retained, strict=True
+    ):
+        found = mqtt(data) if protocol in (Protocol.MQTT_3, Protocol.MQTT_5) else None
+        rows.append(
+            None
+            if found is None
+            else {"topic": mqtt_topic(key), "qos": qos, "retain": retain, **found._asdict()}
+            | {
+                "user_properties": _pairs(
+                    [(name, value.decode("utf-8", "replace")) for name, value in found.user_properties]
+                )
+            }
+        )
+    return pa.array(rows, FIELDS["mqtt"])
+
+
+def _headers(_task: Task, output: pa.RecordBatch) -> pa.Array:
+    """A publisher's headers stand where its protocol has them; beside those of AMQP and MQTT the log keeps notes of the
+    broker, of which consumers are told those whose names begin with x-."""
+    neutral = output.column("headers")
+    if pc.all(pc.equal(output.column("protocol"), int(Protocol.NEUTRAL))).as_py():
+        return neutral
+    rows: list[list[dict[str, Any]]] = []
+    for (protocol, data), notes in zip(_with_protocols(output), neutral.to_pylist(), strict=True):
+        match protocol:
+            case Protocol.AMQP:
+                known = _amqp_of(protocol, data)
+                sent = [] if known is None else known.headers
+            case Protocol.MQTT_3 | Protocol.MQTT_5:
+                read = mqtt(data)
+                sent = [] if read is None else read.user_properties
+            case _:
+                rows.append(notes)
+                continue
+        rows.append([*_pairs(sent), *(note for note in notes if note["key"].startswith("x-"))])
+    return pa.array(rows, FIELDS["headers"])
+
+
+def _with_protocols(output: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+    return zip(output.column("protocol").to_pylist(), output.column("properties").to_pylist(), strict=True)
+
+
+@lru_cache(maxsize=4096)
+def _amqp_cached(data: bytes) -> Amqp | None:
+    return amqp(data)
+
+
+def _amqp_of(protocol: int, data: bytes) -> Amqp | None:
+    # Publishers that send the same properties again and again are many; those that do not would only fill the cache.
+    return None if protocol != Protocol.AMQP else _amqp_cached(data) if len(data) <= 64 else amqp(data)
+
+
+def _pairs(headers: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
+    return [{"key": name, "value": value} for name, value in headers]
+
+
+_PROTOCOLS = pa.array(["http", "amqp", "mqtt", "mqtt"], pa.string())
+_AMQP_NAMES = Amqp._fields[:-1]
+_PAIR_OF_TEXTS = pa.struct([("key", pa.string()), ("value", pa.string())])
+
 FIELDS: dict[str, Any] = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -306,6 +398,37 @@ FIELDS: dict[str, Any] = {
     "timestampType": pa.int32(),
     "headers": arrow.SCHEMA.field("headers").type,
     "tags": arrow.SCHEMA.field("tags").type,
+    "protocol": pa.string(),
+    "routing_key": pa.string(),
+    "amqp": pa.struct(
+        [
+            ("content_type", pa.string()),
+            ("content_encoding", pa.string()),
+            ("delivery_mode", pa.int32()),
+            ("priority", pa.int32()),
+            ("correlation_id", pa.string()),
+            ("reply_to", pa.string()),
+            ("expiration", pa.string()),
+            ("message_id", pa.string()),
+            ("timestamp", arrow.SCHEMA.field("timestamp").type),
+            ("type", pa.string()),
+            ("user_id", pa.string()),
+            ("app_id", pa.string()),
+        ]
+    ),
+    "mqtt": pa.struct(
+        [
+            ("topic", pa.string()),
+            ("qos", pa.int32()),
+            ("retain", pa.bool_()),
+            ("payload_format_indicator", pa.int32()),
+            ("message_expiry_interval", pa.int64()),
+            ("content_type", pa.string()),
+            ("response_topic", pa.string()),
+            ("correlation_data", pa.binary()),
+            ("user_properties", pa.list_(_PAIR_OF_TEXTS)),
+        ]
+    ),
     "properties": pa.binary(),
     "priority": pa.int16(),
     "qos": pa.int8(),
@@ -318,9 +441,20 @@ _MADE: dict[str, Made] = {
     "topic": _topic,
     "partition": lambda task, output: _number(output.num_rows, task.partition),
     "timestampType": lambda _task, output: _number(output.num_rows, LOG_APPEND_TIME),
+    "protocol": _protocol,
+    "routing_key": _routing_key,
+    "amqp": _amqp,
+    "mqtt": _mqtt,
+    "headers": _headers,
 }
 # What of the log they are made of.
-_NEEDS: dict[str, tuple[str, ...]] = {}
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "protocol": ("protocol",),
+    "routing_key": ("protocol", "key"),
+    "amqp": ("protocol", "properties"),
+    "mqtt": ("protocol", "properties", "key", "qos", "retain"),
+    "headers": ("protocol", "properties", "headers"),
+}
 
 
 def _needed(columns: Sequence[str]) -> list[str]:
