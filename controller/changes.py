@@ -4,7 +4,8 @@ A Put of a vhost, user, right, policy or limit creates it or replaces it. A Put 
 creates it: an equal one that is already there is left as it is, an unequal one is refused (X3: of two racing
 declares one wins, and the other looks again). A Put of a topic creates it, or changes the one that has its stream.
 A Delete takes along all that hangs on the thing, in the same change. Deleting an exchange, queue or topic names its
-stream or view, so that a late delete never hits a successor of the same name.
+stream or view, so that a late delete never hits a successor of the same name. Nodes and shards are put by the
+controller of a cluster alone (brain.py).
 
 One transaction = one version = one line of the feed: a JSON array of [name of the change, its fields].
 Neighbours: snapshot.py applies changes to memory, rows.py to the database; a property test holds the two together.
@@ -19,9 +20,11 @@ import msgspec
 from headrace.controller.entities import (
     Binding,
     Exchange,
+    Node,
     Permission,
     Policy,
     Queue,
+    Shard,
     Topic,
     TopicPermission,
     User,
@@ -169,6 +172,31 @@ class DeleteUserLimits:
     user: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReserveViews:
+    """So many view ids are somebody's to give out, from `first` on; refused if that one is not the next any more."""
+
+    first: ViewId
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutNode:
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    """Refused while a shard has a replica there."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutShard:
+    shard: Shard
+
+
 Change: TypeAlias = (
     PutVhost
     | DeleteVhost
@@ -192,6 +220,10 @@ Change: TypeAlias = (
     | DeleteVhostLimits
     | PutUserLimits
     | DeleteUserLimits
+    | ReserveViews
+    | PutNode
+    | DeleteNode
+    | PutShard
 )
 
 CHANGES: tuple[type[Change], ...] = Change.__args__

@@ -1,4 +1,5 @@
-"""What the metadata is about: vhosts, users and rights, exchanges, queues, bindings, topics, policies, limits. Values.
+"""What the metadata is about: vhosts, users and rights, exchanges, queues, bindings, topics, policies, limits; of a
+cluster, its nodes and shards. Values.
 
 Only what is durable stands here: exclusive, server-named and non-durable things live in memory elsewhere (K6).
 A name is UTF-8 of at most 255 bytes without NUL, as AMQP's short strings are; it never becomes a file name.
@@ -7,11 +8,13 @@ Neighbours: changes.py changes them, snapshot.py holds them, models.py stores th
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
+from uuid import UUID
 
 from headrace.controller.errors import Invalid
 from headrace.controller.table import EMPTY, Table
 from headrace.core_log.ids import StreamId, ViewId
+from headrace.core_log.replication.assignment import Assignment, Member
 
 # Counts the committed transactions of the metadata; moves by one with each, and never back.
 Version = NewType("Version", int)
@@ -36,9 +39,13 @@ def check_name(what: str, name: str, *, may_be_empty: bool = False) -> None:
 @dataclass(frozen=True, slots=True)
 class Vhost:
     name: str
+    # Which shard of a cluster has its streams; never another one. A node alone has no shards, and this says nothing.
+    shard: int = 0
 
     def __post_init__(self) -> None:
         check_name("the vhost's name", self.name)
+        if self.shard < 0:
+            raise Invalid(f"vhost '{self.name}': {self.shard} is not a shard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +227,68 @@ class UserLimits:
 def _check_limit(what: str, limit: int | None) -> None:
     if limit is not None and not 0 <= limit < 2**31:
         raise Invalid(f"{what}: {limit} is not a limit (0 up to {2**31 - 1}, or none)")
+
+
+class NodeState(StrEnum):
+    # It takes part; whether it is up is known by its session, not from here.
+    ACTIVE = "active"
+    # It leads nothing that others can lead, and what it holds goes elsewhere.
+    DRAINING = "draining"
+
+
+class Endpoint(NamedTuple):
+    """Where one door of a node is reached."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a cluster, in the life in which it registered last."""
+
+    id: int
+    incarnation: int
+    disk: UUID
+    state: NodeState = NodeState.ACTIVE
+    # By door: peer, amqp, mqtt, http, ... Sorted, each once.
+    endpoints: tuple[tuple[str, Endpoint], ...] = ()
+    # What it held when it registered is all that it ever confirmed.
+    clean: bool = True
+
+    def __post_init__(self) -> None:
+        if self.id < 1:
+            raise Invalid(f"a node's number is 1 or more, not {self.id}")
+        object.__setattr__(self, "endpoints", tuple(sorted(dict(self.endpoints).items())))
+
+    @property
+    def member(self) -> Member:
+        return Member(self.id, self.incarnation, self.disk)
+
+    def endpoint(self, door: str) -> Endpoint | None:
+        return next((where for name, where in self.endpoints if name == door), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some vhosts, and who has their streams: led as one."""
+
+    number: int
+    assignment: Assignment
+    # How many of its replicas must be in sync before something is confirmed. While a replica more is being filled,
+    # `assignment.min_isr` is higher by that one.
+    min_isr: int
+    # Where the replicas are to be, while that is under way; the first should lead. Empty: where they are.
+    target: tuple[int, ...] = ()
+    # The last epoch that was begun by force, with a replica that may lack what was confirmed (E7); 0: none ever.
+    forced_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise Invalid(f"{self.number} is not a shard")
+        if not 1 <= self.min_isr <= self.assignment.min_isr <= len(self.assignment.replicas):
+            raise Invalid(f"shard {self.number}: {self.min_isr} of {len(self.assignment.replicas)} replicas in sync")
+        if len(set(self.assignment.replicas)) != len(self.assignment.replicas) or len(set(self.target)) != len(
+            self.target
+        ):
+            raise Invalid(f"shard {self.number}: a node has two replicas of it")

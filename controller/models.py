@@ -63,6 +63,7 @@ class VhostRow(Base):
     __tablename__ = "vhosts"
 
     name: Mapped[str] = mapped_column(primary_key=True)
+    shard: Mapped[int] = mapped_column(server_default="0")
 
 
 class UserRow(Base):
@@ -180,6 +181,37 @@ class UserLimitsRow(Base):
     user: Mapped[str] = mapped_column(ForeignKey("users.name"), primary_key=True)
     connections_max: Mapped[int | None]
     channels_max: Mapped[int | None]
+
+
+class NodeRow(Base):
+    """The nodes of a cluster."""
+
+    __tablename__ = "nodes"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    incarnation: Mapped[int] = mapped_column(BigInteger)
+    disk_uuid: Mapped[str]
+    state: Mapped[str]
+    # JSON: [[door, [host, port]], ...].
+    endpoints: Mapped[str]
+    clean: Mapped[bool]
+
+
+class ShardRow(Base):
+    """Who has which vhosts' streams. Only the controller of a cluster writes here."""
+
+    __tablename__ = "shards"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # For whoever looks at the table; what counts is in `assignment`.
+    leader: Mapped[int]
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    # JSON of core_log/replication/assignment.py.
+    assignment: Mapped[str]
+    min_isr: Mapped[int]
+    # JSON array of nodes.
+    target: Mapped[str]
+    forced_epoch: Mapped[int] = mapped_column(BigInteger)
 
 
 class MetadataLogRow(Base):

@@ -18,6 +18,7 @@ from headrace.controller.changes import (
     Change,
     DeleteBinding,
     DeleteExchange,
+    DeleteNode,
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
@@ -29,24 +30,31 @@ from headrace.controller.changes import (
     DeleteVhostLimits,
     PutBinding,
     PutExchange,
+    PutNode,
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutShard,
     PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
     PutVhost,
     PutVhostLimits,
+    ReserveViews,
 )
 from headrace.controller.entities import (
     ApplyTo,
     Binding,
     DestinationKind,
+    Endpoint,
     Exchange,
+    Node,
+    NodeState,
     Permission,
     Policy,
     Queue,
+    Shard,
     Topic,
     TopicPermission,
     User,
@@ -60,9 +68,11 @@ from headrace.controller.models import (
     BindingRow,
     ClusterRow,
     ExchangeRow,
+    NodeRow,
     PermissionRow,
     PolicyRow,
     QueueRow,
+    ShardRow,
     TopicPermissionRow,
     TopicRow,
     UserLimitsRow,
@@ -72,6 +82,7 @@ from headrace.controller.models import (
 )
 from headrace.controller.snapshot import Snapshot, load
 from headrace.core_log.ids import StreamId, ViewId
+from headrace.core_log.replication.assignment import Assignment
 
 _INSERT: Mapping[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
     "sqlite": sqlite.insert,
@@ -93,7 +104,7 @@ def write(connection: Connection, version: Version, changes: Sequence[Change]) -
                 _raise_next_view(connection, 1 + max(row["view_id"] for row in rows))
         else:
             for change in run:
-                _delete(connection, version, change)
+                _perform(connection, version, change)
 
 
 _PUT_INTO: Mapping[type[Change], type[Base]] = {
@@ -108,6 +119,8 @@ _PUT_INTO: Mapping[type[Change], type[Base]] = {
     PutPolicy: PolicyRow,
     PutVhostLimits: VhostLimitsRow,
     PutUserLimits: UserLimitsRow,
+    PutNode: NodeRow,
+    PutShard: ShardRow,
 }
 
 
@@ -124,12 +137,12 @@ def _upsert(connection: Connection, model: type[Base]) -> Executable:
 def _row(change: Change, version: Version) -> _Row:
     match change:
         case PutVhost(vhost):
-            return {"name": vhost.name}
+            return {"name": vhost.name, "shard": vhost.shard}
         case PutUser(user):
             return {
                 "name": user.name,
                 "password_hash": user.password_hash,
-                "tags": msgspec.json.encode(user.tags).decode(),
+                "tags": _json(user.tags),
                 "version": version,
                 "scram": user.scram or None,
             }
@@ -208,11 +221,30 @@ def _row(change: Change, version: Version) -> _Row:
                 "connections_max": limits.connections_max,
                 "channels_max": limits.channels_max,
             }
+        case PutNode(node):
+            return {
+                "id": node.id,
+                "incarnation": node.incarnation,
+                "disk_uuid": str(node.disk),
+                "state": node.state.value,
+                "endpoints": _json(node.endpoints),
+                "clean": node.clean,
+            }
+        case PutShard(shard):
+            return {
+                "number": shard.number,
+                "leader": shard.assignment.leader,
+                "epoch": shard.assignment.epoch,
+                "assignment": _json(shard.assignment),
+                "min_isr": shard.min_isr,
+                "target": _json(shard.target),
+                "forced_epoch": shard.forced_epoch,
+            }
         case _:
             raise AssertionError(f"{type(change).__name__} puts no row")
 
 
-def _delete(connection: Connection, version: Version, change: Change) -> None:
+def _perform(connection: Connection, version: Version, change: Change) -> None:
     match change:
         case DeleteVhost(name):
             with_rights = select(PermissionRow.user).where(PermissionRow.vhost == name)
@@ -280,8 +312,16 @@ def _delete(connection: Connection, version: Version, change: Change) -> None:
             connection.execute(delete(VhostLimitsRow).where(VhostLimitsRow.vhost == vhost))
         case DeleteUserLimits(user):
             connection.execute(delete(UserLimitsRow).where(UserLimitsRow.user == user))
+        case ReserveViews(first, count):
+            _raise_next_view(connection, first + count)
+        case DeleteNode(number):
+            connection.execute(delete(NodeRow).where(NodeRow.id == number))
         case _:
-            raise AssertionError(f"{type(change).__name__} deletes no row")
+            raise AssertionError(f"{type(change).__name__} changes no row")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _is_destination(kind: DestinationKind, name: str) -> ColumnElement[bool]:
@@ -318,7 +358,7 @@ def read(connection: Connection) -> Snapshot:
         UUID(cluster.cluster_uuid),
         Version(cluster.metadata_version),
         ViewId(cluster.next_view_id),
-        vhosts=[Vhost(row.name) for row in rows(VhostRow)],
+        vhosts=[Vhost(row.name, row.shard) for row in rows(VhostRow)],
         users=[
             User(
                 row.name,
@@ -393,4 +433,25 @@ def read(connection: Connection) -> Snapshot:
         ],
         vhost_limits=[VhostLimits(row.vhost, row.connections_max, row.queues_max) for row in rows(VhostLimitsRow)],
         user_limits=[UserLimits(row.user, row.connections_max, row.channels_max) for row in rows(UserLimitsRow)],
+        nodes=[
+            Node(
+                row.id,
+                row.incarnation,
+                UUID(row.disk_uuid),
+                NodeState(row.state),
+                msgspec.json.decode(row.endpoints, type=tuple[tuple[str, Endpoint], ...]),
+                row.clean,
+            )
+            for row in rows(NodeRow)
+        ],
+        shards=[
+            Shard(
+                row.number,
+                msgspec.json.decode(row.assignment, type=Assignment),
+                row.min_isr,
+                msgspec.json.decode(row.target, type=tuple[int, ...]),
+                row.forced_epoch,
+            )
+            for row in rows(ShardRow)
+        ],
     )

@@ -17,6 +17,7 @@ from headrace.controller.changes import (
     Change,
     DeleteBinding,
     DeleteExchange,
+    DeleteNode,
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
@@ -28,24 +29,29 @@ from headrace.controller.changes import (
     DeleteVhostLimits,
     PutBinding,
     PutExchange,
+    PutNode,
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutShard,
     PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
     PutVhost,
     PutVhostLimits,
+    ReserveViews,
 )
 from headrace.controller.entities import (
     Binding,
     BindingKey,
     DestinationKind,
     Exchange,
+    Node,
     Permission,
     Policy,
     Queue,
+    Shard,
     Topic,
     TopicPermission,
     User,
@@ -93,6 +99,9 @@ class Snapshot:
     policies: FrozenMap[str, tuple[Policy, ...]]
     vhost_limits: FrozenMap[str, VhostLimits]
     user_limits: FrozenMap[str, UserLimits]
+    # Of a cluster, by number.
+    nodes: FrozenMap[int, Node]
+    shards: FrozenMap[int, Shard]
 
     def bindings_of(self, vhost: str, source: str) -> Bindings:
         """What is bound from the exchange `source`."""
@@ -126,6 +135,8 @@ def load(
     policies: Iterable[Policy] = (),
     vhost_limits: Iterable[VhostLimits] = (),
     user_limits: Iterable[UserLimits] = (),
+    nodes: Iterable[Node] = (),
+    shards: Iterable[Shard] = (),
 ) -> Snapshot:
     """A snapshot of what a store has kept, taken as it is; with nothing, an empty one."""
     bindings_from: dict[tuple[str, str], dict[BindingKey, Binding]] = {}
@@ -158,6 +169,8 @@ def load(
         policies=FrozenMap((vhost, _ranked(found)) for vhost, found in by_vhost.items()),
         vhost_limits=FrozenMap((limits.vhost, limits) for limits in vhost_limits),
         user_limits=FrozenMap((limits.user, limits) for limits in user_limits),
+        nodes=FrozenMap((node.id, node) for node in nodes),
+        shards=FrozenMap((shard.number, shard) for shard in shards),
     )
 
 
@@ -258,6 +271,18 @@ def _apply(snapshot: Snapshot, change: Change) -> Snapshot:
             if user not in snapshot.user_limits:
                 raise NotFound(f"user '{user}' has no limits")
             return replace(snapshot, user_limits=snapshot.user_limits.drop(user))
+        case ReserveViews(first, count):
+            if first != snapshot.next_view:
+                raise Changed(f"the next view is {snapshot.next_view} by now, and no longer {first}")
+            if count < 1:
+                raise Invalid(f"{count} views cannot be reserved")
+            return replace(snapshot, next_view=ViewId(first + count))
+        case PutNode(node):
+            return replace(snapshot, nodes=snapshot.nodes.put(node.id, node))
+        case DeleteNode(number):
+            return _delete_node(snapshot, number)
+        case PutShard(shard):
+            return replace(snapshot, shards=snapshot.shards.put(shard.number, shard))
         case _:
             assert_never(change)
 
@@ -316,6 +341,15 @@ def _delete_user(snapshot: Snapshot, name: str) -> Snapshot:
         ),
         user_limits=snapshot.user_limits.drop(name),
     )
+
+
+def _delete_node(snapshot: Snapshot, number: int) -> Snapshot:
+    if number not in snapshot.nodes:
+        raise NotFound(f"no node {number}")
+    for shard in snapshot.shards.values():
+        if number in shard.assignment.replicas or number in shard.target:
+            raise InUse(f"node {number} has a replica of shard {shard.number}: drain it first")
+    return replace(snapshot, nodes=snapshot.nodes.drop(number))
 
 
 def _put_exchange(snapshot: Snapshot, exchange: Exchange) -> Snapshot:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, create_engine, delete, event, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from headrace.controller.changes import Change, PutQueue
+from headrace.controller.changes import Change, PutQueue, ReserveViews
 from headrace.controller.entities import Version
 from headrace.controller.errors import MetadataRegressed, Unreachable
 from headrace.controller.models import ClusterRow, MetadataLogRow
@@ -122,8 +122,11 @@ class SqliteStore(SqlStore):
         outcome = super().commit(seen, changes, txn, ballot)
         if isinstance(outcome, Committed):
             for change in changes:
-                if isinstance(change, PutQueue):
-                    self._next_view = ViewId(max(self._next_view, change.queue.view + 1))
+                match change:
+                    case PutQueue(queue):
+                        self._next_view = ViewId(max(self._next_view, queue.view + 1))
+                    case ReserveViews(first, count):
+                        self._next_view = ViewId(max(self._next_view, first + count))
             self._write_mark(outcome.version)
         return outcome
 

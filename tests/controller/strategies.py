@@ -8,6 +8,7 @@ from headrace.controller.changes import (
     Change,
     DeleteBinding,
     DeleteExchange,
+    DeleteNode,
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
@@ -19,24 +20,31 @@ from headrace.controller.changes import (
     DeleteVhostLimits,
     PutBinding,
     PutExchange,
+    PutNode,
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutShard,
     PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
     PutVhost,
     PutVhostLimits,
+    ReserveViews,
 )
 from headrace.controller.entities import (
     ApplyTo,
     Binding,
     DestinationKind,
+    Endpoint,
     Exchange,
+    Node,
+    NodeState,
     Permission,
     Policy,
     Queue,
+    Shard,
     Topic,
     TopicPermission,
     User,
@@ -46,6 +54,7 @@ from headrace.controller.entities import (
 )
 from headrace.controller.table import Table
 from headrace.core_log.ids import StreamId, ViewId
+from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Copy, RowVersion
 
 vhosts = st.sampled_from(["/", "two"])
 users = st.sampled_from(["ann", "bob"])
@@ -85,7 +94,37 @@ RICH: list[Change] = [
     *(PutPolicy(Policy(vhost, name, ".*", Table({"expires": 1}))) for vhost in ("/", "two") for name in ("p1", "p2")),
     *(PutVhostLimits(VhostLimits(vhost, 1, 9)) for vhost in ("/", "two")),
     *(PutUserLimits(UserLimits(user, 1, 2)) for user in ("ann", "bob")),
+    PutNode(Node(1, 1, UUID(int=1), endpoints=(("peer", Endpoint("h", 1)),))),
+    PutShard(Shard(0, Assignment((1,), 1, 1, 1, (Copy(1, UUID(int=1)),), RowVersion(1, Ballot(1, 1)), 1), 1)),
 ]
+
+disks = st.integers(0, 2).map(lambda number: UUID(int=number))
+node_ids = st.integers(1, 3)
+ballots = st.builds(Ballot, st.integers(0, 3), st.integers(0, 2**40))
+copies = st.lists(st.builds(Copy, node_ids, disks), max_size=2).map(tuple)
+assignments = st.builds(
+    Assignment,
+    replicas=st.sampled_from([(1,), (2, 1), (3, 1, 2)]),
+    leader=st.just(NOBODY) | node_ids,
+    leader_incarnation=st.integers(0, 2**40),
+    epoch=st.integers(0, 2**40),
+    isr=copies,
+    version=st.builds(RowVersion, st.integers(0, 9), ballots),
+    min_isr=st.just(1),
+    eligible=copies,
+)
+nodes = st.builds(
+    Node,
+    node_ids,
+    st.integers(0, 2**40),
+    disks,
+    st.sampled_from(NodeState),
+    st.sampled_from([(), (("peer", Endpoint("::1", 7000)), ("amqp", Endpoint("host", 5672)))]),
+    st.booleans(),
+)
+shards = st.builds(
+    Shard, st.integers(0, 2), assignments, st.just(1), st.sampled_from([(), (2, 3)]), st.integers(0, 2**40)
+)
 
 bindings = st.builds(
     Binding,
@@ -97,7 +136,7 @@ bindings = st.builds(
     arguments=tables,
 )
 changes: st.SearchStrategy[Change] = st.one_of(
-    st.builds(PutVhost, st.builds(Vhost, vhosts)),
+    st.builds(PutVhost, st.builds(Vhost, vhosts, st.integers(0, 2))),
     st.builds(DeleteVhost, vhosts),
     st.builds(
         PutUser,
@@ -146,4 +185,8 @@ changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(DeleteVhostLimits, vhosts),
     st.builds(PutUserLimits, st.builds(UserLimits, users, limits, limits)),
     st.builds(DeleteUserLimits, users),
+    st.builds(ReserveViews, views, st.integers(0, 3)),
+    st.builds(PutNode, nodes),
+    st.builds(DeleteNode, node_ids),
+    st.builds(PutShard, shards),
 )

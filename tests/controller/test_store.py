@@ -23,6 +23,7 @@ from headrace.controller.changes import (
     Change,
     DeleteBinding,
     DeleteExchange,
+    DeleteNode,
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
@@ -34,25 +35,32 @@ from headrace.controller.changes import (
     DeleteVhostLimits,
     PutBinding,
     PutExchange,
+    PutNode,
     PutPermission,
     PutPolicy,
     PutQueue,
+    PutShard,
     PutTopic,
     PutTopicPermission,
     PutUser,
     PutUserLimits,
     PutVhost,
     PutVhostLimits,
+    ReserveViews,
     encode_changes,
 )
 from headrace.controller.entities import (
     ApplyTo,
     Binding,
     DestinationKind,
+    Endpoint,
     Exchange,
+    Node,
+    NodeState,
     Permission,
     Policy,
     Queue,
+    Shard,
     Topic,
     TopicPermission,
     User,
@@ -78,7 +86,7 @@ from headrace.controller.store import (
 from headrace.controller.table import Table
 from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError, UnknownFormat
 from headrace.core_log.ids import StreamId, ViewId
-from headrace.core_log.replication.assignment import NO_BALLOT, Ballot
+from headrace.core_log.replication.assignment import NO_BALLOT, NOBODY, Assignment, Ballot, RowVersion
 
 from .strategies import RICH
 from .strategies import changes as any_change
@@ -333,6 +341,10 @@ EVERY_CHANGE: list[Change] = [
     DeleteVhostLimits("/"),
     PutUserLimits(UserLimits("ann", 7, None)),
     DeleteUserLimits("ann"),
+    ReserveViews(ViewId(4), 1000),
+    PutNode(Node(2, 3, UUID(int=2), NodeState.DRAINING, (("amqp", Endpoint("host", 5672)),), False)),
+    DeleteNode(2),
+    PutShard(Shard(1, Assignment((1,), NOBODY, 0, 0, (), RowVersion(2, Ballot(3, 4)), 1), 1, (1,), 7)),
 ]
 
 
@@ -343,7 +355,7 @@ def test_every_kind_of_change_is_among_them() -> None:
 @pytest.mark.parametrize("change", EVERY_CHANGE, ids=lambda change: type(change).__name__)
 def test_one_change_on_rich_metadata_reads_back_as_it_was_applied(change: Change, kept: Kept) -> None:
     walk = Walk(kept.store)
-    walk.step(RICH)
+    walk.step([*RICH, PutNode(Node(2, 1, UUID(int=2)))])
     walk.step([change])
     assert walk.expected.version == 2
     assert kept.reopen().snapshot() == walk.expected
@@ -407,6 +419,7 @@ ADDED = {
         f"ALTER TABLE cluster DROP COLUMN {name}"
         for name in ("controller_epoch", "controller_incarnation", "controller_node", "lease_token")
     ],
+    "0005": ["DROP TABLE nodes", "DROP TABLE shards", "ALTER TABLE vhosts DROP COLUMN shard"],
 }
 
 
@@ -454,6 +467,19 @@ def test_store_from_before_there_was_a_lease_has_had_no_controller(tmp_path: Pat
     downgrade(path, "0003")
     again = sqlite_store(path)
     assert again.observe().ballot == NO_BALLOT
+    again.close()
+
+
+def test_vhosts_from_before_there_were_shards_are_in_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "meta.sqlite"
+    store = sqlite_store(path)
+    commit(store, VHOST)
+    before = store.snapshot()
+    store.close()
+    downgrade(path, "0004")
+    again = sqlite_store(path)
+    assert again.snapshot() == before
+    assert again.snapshot().vhosts["/"].shard == 0 and not again.snapshot().shards
     again.close()
 
 
