@@ -1,4 +1,4 @@
-"""What the controller decides about one partition: is its row to be believed, who leads, who is in sync. Machine; pure.
+"""What the controller decides about one shard: is its row to be believed, who leads, who is in sync. Machine; pure.
 
 Each decision is a new row for the one that it was made on; it counts once the store has committed it in place of that
 one, and goes to the replicas as an order only then (C1, C2). The caller numbers nothing: versions are stamped here with
@@ -8,6 +8,7 @@ the ballot of the controller that decides (C6).
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import NamedTuple
 
 from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Copy, Member, RowVersion
 from headrace.core_log.replication.messages import AlterIsr, Report
@@ -21,6 +22,18 @@ class Verdict(Enum):
     UNPROVEN = "too few have answered"
 
 
+class Known(NamedTuple):
+    """A row, as far as a replica remembers it."""
+
+    version: RowVersion
+    isr: tuple[Copy, ...]
+    eligible: tuple[Copy, ...]
+
+    @classmethod
+    def told(cls, report: Report) -> "Known":
+        return cls(report.version, report.isr, report.eligible)
+
+
 def answers_needed(row: Assignment) -> int:
     """So many replicas that one of them has seen whatever was acknowledged: two such sets always meet (L5)."""
     return len(row.replicas) - row.min_isr + 1
@@ -28,10 +41,15 @@ def answers_needed(row: Assignment) -> int:
 
 def judge(row: Assignment, reports: Collection[Report]) -> Verdict:
     """Whether the row that the store holds is the last one that anybody acted on."""
-    answers = [one for one in reports if one.member.node in row.replicas and not one.is_blank]
+    answers = [one for one in reports if one.member.node in row.replicas and _is_sound(one, row.isr)]
     if any(_contradicts(row, one) for one in answers):
         return Verdict.CONTRADICTED
     return Verdict.PROVEN if len(answers) >= answers_needed(row) else Verdict.UNPROVEN
+
+
+def _is_sound(report: Report, isr: Collection[Copy]) -> bool:
+    """Its word counts: it has not lost what it once knew, or was in sync on the disk that it has now since then."""
+    return not report.is_blank or report.member.copy in isr
 
 
 def _contradicts(row: Assignment, report: Report) -> bool:
@@ -49,12 +67,19 @@ def fencing_epoch(row: Assignment, reports: Collection[Report]) -> int:
 
 
 def recovered(row: Assignment, replies: Collection[Report], fence: int, ballot: Ballot) -> Assignment | None:
-    """The row after a recovery election: of enough replicas that were fenced, the one with the latest records leads,
-    alone in sync; the others are cut to its lineage and join again. None: too few have answered."""
-    sound = [one for one in replies if one.member.node in row.replicas and not one.is_blank]
-    if len(sound) < answers_needed(row) or all(one.is_corrupt for one in sound):
+    """The row after a recovery election: of enough replicas that were fenced, one that was in sync by the latest row
+    that anybody knows of leads, alone in sync; the others are cut to its lineage and join again. None: too few have
+    answered, or none of those.
+
+    The longest log would not do: a shard has many, and one replica may be ahead in this and behind in that one. Whoever
+    was in sync by the latest row has all that was acknowledged, in every log.
+    """
+    known = max((Known(row.version, row.isr, row.eligible), *map(Known.told, replies)), key=lambda one: one.version.age)
+    sound = [one for one in replies if one.member.node in row.replicas and _is_sound(one, known.isr)]
+    fit = [one for one in sound if one.member.copy in (*known.isr, *known.eligible) and not one.is_corrupt]
+    if len(sound) < answers_needed(row) or not fit:
         return None
-    best = max((one for one in sound if not one.is_corrupt), key=lambda one: (one.last, one.end, -one.member.node))
+    best = max(fit, key=lambda one: (one.member.copy in known.isr, one.last, one.end, -one.member.node))
     number = max([row.version.number, *(one.version.number for one in replies)]) + 1
     return replace(
         row,

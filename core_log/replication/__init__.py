@@ -1,1 +1,1 @@
-"""Replication of one partition over several nodes: the protocol's machines. See README.md of core_log."""
+"""Replication of a shard over several nodes: the machines, and what drives them. See README.md of core_log."""

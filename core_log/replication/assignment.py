@@ -1,8 +1,8 @@
-"""Who leads a partition, who is in sync, and on whose word. Values; shared by replicas and the controller.
+"""Who leads a shard, who is in sync, and on whose word. Values; shared by replicas and the controller.
 
 After a regression of the metadata store the same number may be given out twice, so nothing is compared by a number
 alone (C7): an epoch goes with its leader (`Stint`), a controller's epoch with its incarnation (`Ballot`), a version of
-a partition's row with the ballot that wrote it (`RowVersion`).
+a shard's row with the ballot that wrote it (`RowVersion`).
 """
 
 from dataclasses import dataclass
@@ -21,21 +21,28 @@ class Ballot(NamedTuple):
 
 
 class RowVersion(NamedTuple):
-    """Which version of a partition's row, and who committed it."""
+    """Which version of a shard's row, and who committed it."""
 
     number: int
     ballot: Ballot
 
+    @property
+    def age(self) -> tuple[Ballot, int]:
+        """By this, the latest of several versions is found: a controller writes rows only after a sweep, so whatever it
+        wrote knows of all that was acknowledged under those before it, and a store that went back in time may have
+        given a higher number to a row that nobody acted on."""
+        return self.ballot, self.number
+
 
 class Stint(NamedTuple):
-    """One leader's time at the head of a partition; the identity of the records written in it."""
+    """One leader's time at the head of a shard; the identity of the records written in it."""
 
     epoch: int
     leader: int
 
 
 class Copy(NamedTuple):
-    """The records of a partition that one disk of one node holds."""
+    """The records of a shard that one disk of one node holds."""
 
     node: int
     disk: UUID
@@ -60,10 +67,10 @@ NO_STINT = Stint(0, NOBODY)
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A partition's row, as the controller committed it and orders it."""
+    """A shard's row, as the controller committed it and orders it."""
 
     replicas: tuple[int, ...]
-    # NOBODY: there is none, and the partition is offline until one is elected.
+    # NOBODY: there is none, and the shard is offline until one is elected.
     leader: int
     leader_incarnation: int
     epoch: int

@@ -1,46 +1,80 @@
-"""What replicas of a partition and the controller say to each other. Values; frames.py gives them their bytes.
+"""What replicas of a shard and the controller say to each other. Values; frames.py gives them their bytes.
 
-Each carries the stint or the ballot it was said in, by which whoever is behind, or ahead, is told from who is right.
+Each carries the stint or the ballot it was said in, by which whoever is behind, or ahead, is told from who is right. A
+shard has many logs under one stint and one row; positions, histories and cuts are each log's own.
 """
 
 from typing import NamedTuple
+from uuid import UUID
 
 from headrace.core_log.epochs import EpochStart
 from headrace.core_log.replication.assignment import Copy, Member, RowVersion, Stint
 
 
-class Fetch(NamedTuple):
-    """A follower asks its leader for what comes next, and tells what it has."""
+class LogId(NamedTuple):
+    """One log of a shard: a partition of a stream."""
 
-    member: Member
-    stint: Stint
-    # Kept by the follower.
-    version: RowVersion
+    stream: UUID
+    partition: int
+
+
+class Position(NamedTuple):
+    """How much of a log a follower has."""
+
+    log: LogId
+    # Where its records begin; where they end.
+    start: int
     end: int
     synced_end: int
     # Whose records it holds; sent when the leader cannot know.
     history: tuple[EpochStart, ...] | None
 
 
-class Answer(NamedTuple):
-    """Records follow from `Fetch.end` on, as the driver finds them."""
+class Fetch(NamedTuple):
+    """A follower asks its leader for what comes next, and tells what it has: of some logs, or of all."""
 
+    member: Member
     stint: Stint
+    # Kept by the follower.
     version: RowVersion
+    positions: tuple[Position, ...]
+
+
+class Go(NamedTuple):
+    """The follower's records are the leader's: more of them follow from its end on."""
+
+    log: LogId
     high_watermark: int
 
 
 class Cut(NamedTuple):
     """The follower's log is another from here on: it is cut, and asked for anew."""
 
-    stint: Stint
+    log: LogId
+    offset: int
+
+
+class Begin(NamedTuple):
+    """The leader has let go of what the follower would need next: the follower lets go of its log, and begins here."""
+
+    log: LogId
     offset: int
 
 
 class Explain(NamedTuple):
     """Not known yet whether these are the same records: send the history."""
 
+    log: LogId
+
+
+class Answer(NamedTuple):
+    """Whose word it is, the row that this one leads by, and what is to be done with each log that was told of."""
+
     stint: Stint
+    version: RowVersion
+    isr: tuple[Copy, ...]
+    eligible: tuple[Copy, ...]
+    logs: tuple[Go | Cut | Begin | Explain, ...]
 
 
 class Fenced(NamedTuple):
@@ -72,7 +106,11 @@ class Report(NamedTuple):
     member: Member
     stint: Stint
     version: RowVersion
+    # The latest stint in which something was written here, and how much lies here in all logs together.
     last: Stint
     end: int
     is_blank: bool
     is_corrupt: bool
+    # Of the row of that version: who holds all that was acknowledged under it.
+    isr: tuple[Copy, ...] = ()
+    eligible: tuple[Copy, ...] = ()

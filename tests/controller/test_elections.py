@@ -26,7 +26,7 @@ ROW = Assignment((0, 1, 2), 0, 1, 4, COPIES, RowVersion(7, FIRST), 2)
 
 
 def report(node: int, **changes: object) -> Report:
-    found = Report(MEMBERS[node], ROW.stint, ROW.version, ROW.stint, 10, False, False)
+    found = Report(MEMBERS[node], ROW.stint, ROW.version, ROW.stint, 10, False, False, ROW.isr)
     return found._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -56,10 +56,16 @@ def test_a_replica_that_is_behind_contradicts_nothing() -> None:
 
 
 def test_a_blank_replica_proves_nothing() -> None:
-    assert judge(ROW, [report(0), report(1, is_blank=True)]) is Verdict.UNPROVEN
+    elsewhere = MEMBERS[1]._replace(disk=UUID(int=77))
+    assert judge(ROW, [report(0), report(1, member=elsewhere, is_blank=True)]) is Verdict.UNPROVEN
 
 
-def test_a_recovery_elects_the_latest_records_alone_and_above_every_epoch_that_was_heard_of() -> None:
+def test_a_replica_that_never_held_anything_proves_a_row_that_has_its_disk_in_sync() -> None:
+    unheard = report(1, is_blank=True, stint=Stint(0, -1), version=RowVersion(0, Ballot(0, 0)), isr=())
+    assert judge(ROW, [report(0), unheard]) is Verdict.PROVEN
+
+
+def test_a_recovery_elects_one_alone_and_above_every_epoch_that_was_heard_of() -> None:
     replies = [
         report(0, last=Stint(4, 0), end=10),
         report(1, stint=Stint(6, 1), last=Stint(6, 1), end=8, version=RowVersion(9, FIRST)),
@@ -70,6 +76,22 @@ def test_a_recovery_elects_the_latest_records_alone_and_above_every_epoch_that_w
     assert row is not None
     assert (row.stint, row.isr) == (Stint(8, 1), (COPIES[1],))
     assert row.version == RowVersion(10, SECOND)
+
+
+def test_a_recovery_elects_who_was_in_sync_by_the_latest_row_though_another_holds_more() -> None:
+    latest = {"version": RowVersion(9, FIRST), "isr": (COPIES[0], COPIES[1])}
+    replies = [report(1, **latest, end=8), report(2, **latest, end=12)]
+    row = recovered(ROW, replies, 5, SECOND)
+    assert row is not None and row.leader == 1
+    assert recovered(ROW, [report(2, **latest, end=12), report(0, is_corrupt=True)], 5, SECOND) is None
+
+
+def test_the_latest_row_is_that_of_the_latest_controller_whatever_its_number() -> None:
+    unused = report(2, version=RowVersion(9, FIRST), isr=(COPIES[2],))
+    acted_on = report(1, version=RowVersion(8, SECOND), isr=(COPIES[0], COPIES[1]))
+    row = recovered(ROW, [unused, acted_on], 5, Ballot(3, 0))
+    assert row is not None and row.leader == 1
+    assert row.version == RowVersion(10, Ballot(3, 0))
 
 
 def test_a_recovery_waits_for_enough_answers_and_elects_nobody_corrupt() -> None:

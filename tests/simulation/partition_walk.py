@@ -1,6 +1,6 @@
-"""Random walks over one partition of three replicas, a store that may go back in time, and controllers that outlive
-their term. The replicas and the decisions are the real ones (core_log/replication, controller/elections); logs, disks,
-the store and the network are drawn here, one step at a time, from a seed.
+"""Random walks over a shard of two logs and three replicas, a store that may go back in time, and controllers that
+outlive their term. The replicas and the decisions are the real ones (core_log/replication, controller/elections); logs,
+disks, the store and the network are drawn here, one step at a time, from a seed.
 
     python -m tests.simulation.partition_walk 30000            the protocol as it is: no walk may end in a loss
     python -m tests.simulation.partition_walk 30000 no_sweep   a planted mistake: the first walk that finds it
@@ -19,15 +19,25 @@ from unittest.mock import patch
 from uuid import UUID
 
 from headrace.controller import elections
-from headrace.controller.elections import Verdict, altered, elected, fencing_epoch, judge, recovered, without_disk
+from headrace.controller.elections import (
+    Verdict,
+    altered,
+    answers_needed,
+    elected,
+    fencing_epoch,
+    judge,
+    recovered,
+    without_disk,
+)
 from headrace.core_log.epochs import EpochHistory, EpochStart
 from headrace.core_log.replication.assignment import Assignment, Ballot, Member, RowVersion, Stint
-from headrace.core_log.replication.messages import AlterIsr, Answer, Cut, Explain, Fetch, Report
+from headrace.core_log.replication.messages import AlterIsr, Answer, Fetch, LogId, Report
 from headrace.core_log.replication.replica import CutBelowWatermark, Kept, Replica
 
 NODES = range(3)
 MIN_ISR = 2
 STEPS = 220
+LOGS = [LogId(UUID(int=1), 0), LogId(UUID(int=2), 0)]
 
 
 class Violation(Exception):
@@ -42,13 +52,15 @@ class Entry(NamedTuple):
 class MemoryLog:
     """Records with their stints; a crash keeps what was synced and any part of the rest."""
 
+    replica_start = 0
+
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.synced_end = 0
         self.high_watermark = 0
 
     @property
-    def end(self) -> int:
+    def written_end(self) -> int:
         return len(self.entries)
 
     @property
@@ -62,8 +74,15 @@ class MemoryLog:
         del self.entries[offset:]
         self.synced_end = min(self.synced_end, offset)
 
-    def begin_stint(self, stint: Stint) -> None:
+    def advance_to(self, reached: int) -> None:
+        self.high_watermark = max(self.high_watermark, reached)
+
+    def begin_stint(self, epoch: int, leader_id: int) -> None:
         pass
+
+
+def empty_logs() -> dict[LogId, MemoryLog]:
+    return {log: MemoryLog() for log in LOGS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +138,7 @@ class Mistakes:
     alters_before_sweep: bool = False
     answers_needed: Callable[[Assignment], int] | None = None
     names_life_at_commit: bool = False
+    recovers: Callable[..., Assignment | None] = recovered
 
 
 @dataclass(slots=True)
@@ -133,7 +153,7 @@ class Walk:
     fetches: list[Fetch] = field(default_factory=list)
     controllers: list[Controller] = field(default_factory=list)
     acked: dict[int, Stint] = field(default_factory=dict)
-    committed: dict[int, Entry] = field(default_factory=dict)
+    committed: dict[tuple[LogId, int], Entry] = field(default_factory=dict)
     value_count: int = 0
     disk_count: int = 0
 
@@ -152,7 +172,7 @@ class Walk:
         self.stored = Stored(row, tuple(members), self._first, 1)
         self.controllers.append(Controller(self._first, 1, "ok"))
         for member in members:
-            replica = self.mistakes.replica(member, MemoryLog())
+            replica = self.mistakes.replica(member, empty_logs())
             replica.obey(self._first, row)
             self.nodes.append(Node(replica, member.disk))
 
@@ -166,12 +186,13 @@ class Walk:
         budget = self.budget
         registered = self.stored.active
         for place, node in enumerate(self.nodes):
-            replica, log = node.replica, node.replica.log
+            replica = node.replica
             if not node.is_up:
                 yield 3, lambda place=place: self.restart(place)
                 continue
-            if log.synced_end < log.end:
-                yield 6, lambda node=node: self.sync(node)
+            for log in replica.logs.values():
+                if log.synced_end < log.written_end:
+                    yield 6, lambda log=log: self.sync(log)
             if budget.crashes:
                 yield 0.5, lambda node=node: self.crash(node)
             if budget.wipes:
@@ -190,8 +211,11 @@ class Walk:
                             yield 0.5, lambda replica=replica, other=copy.node: self.ask(replica.shrink(other))
                     for other in replica.caught_up():
                         yield 4, lambda replica=replica, other=other: self.ask(replica.expand(other))
-            elif (fetch := replica.fetch()) is not None:
-                yield 12, lambda node=node, fetch=fetch: self.exchange(node, fetch)
+            elif replica.leader is not None:
+                for logs in ([LOGS[0]], [LOGS[1]], LOGS):
+                    fetch = replica.fetch(logs)
+                    assert fetch is not None
+                    yield 4, lambda node=node, fetch=fetch: self.exchange(node, fetch)
                 yield 1, lambda fetch=fetch: self.fetches.append(fetch)
         if self.fetches:
             yield 1, self.late_fetch
@@ -216,40 +240,40 @@ class Walk:
     # -- a node -------------------------------------------------------------------------------------------------
 
     def produce(self, node: Node) -> None:
-        node.replica.log.entries.append(Entry(node.replica.kept.stint, self.value_count))
+        log = self.random.choice(list(node.replica.logs.values()))
+        log.entries.append(Entry(node.replica.kept.stint, self.value_count))
         self.value_count += 1
 
-    def sync(self, node: Node) -> None:
-        node.replica.log.synced_end = node.replica.log.end
+    def sync(self, log: MemoryLog) -> None:
+        log.synced_end = log.written_end
 
     def crash(self, node: Node) -> None:
         self.budget.crashes -= 1
         node.is_up = False
-        log = node.replica.log
-        kept = self.random.randint(log.synced_end, log.end)
-        log.cut(kept)
-        log.synced_end = log.end
-        log.high_watermark = min(log.high_watermark, log.end)
+        for log in node.replica.logs.values():
+            log.cut(self.random.randint(log.synced_end, log.written_end))
+            log.synced_end = log.written_end
+            log.high_watermark = min(log.high_watermark, log.written_end)
 
     def wipe(self, node: Node) -> None:
         self.budget.wipes -= 1
         node.is_up = False
         node.disk = self._new_disk()
-        node.replica = self.mistakes.replica(node.replica.member, MemoryLog(), Kept(is_blank=True))
+        node.replica = self.mistakes.replica(node.replica.member, empty_logs(), Kept(is_blank=True))
 
     def restart(self, place: int) -> None:
         node = self.nodes[place]
         node.is_up = True
         node.incarnation += 1
         member = Member(place, node.incarnation, node.disk)
-        node.replica = self.mistakes.replica(member, node.replica.log, node.replica.kept)
+        node.replica = self.mistakes.replica(member, node.replica.logs, node.replica.kept)
 
     def acknowledge(self, node: Node) -> None:
         replica = node.replica
-        end = replica.advance()
+        replica.advance()
         stint = replica.kept.stint
         self.note_committed(node)
-        for _stint, value in replica.log.entries[:end]:
+        for _stint, value in [one for log in replica.logs.values() for one in log.entries[: log.high_watermark]]:
             if value in self.acked:
                 continue
             self.acked[value] = stint
@@ -259,10 +283,10 @@ class Walk:
                     raise Violation(f"epoch {stint} acknowledged {value} after {later.kept.stint}, which has it not")
 
     def note_committed(self, node: Node) -> None:
-        log = node.replica.log
-        for offset, entry in enumerate(log.entries[: log.high_watermark]):
-            if self.committed.setdefault(offset, entry) != entry:
-                raise Violation(f"offset {offset} holds {entry} on {node.replica.member.node}, and elsewhere another")
+        for name, log in node.replica.logs.items():
+            for offset, entry in enumerate(log.entries[: log.high_watermark]):
+                if self.committed.setdefault((name, offset), entry) != entry:
+                    raise Violation(f"offset {offset} is {entry} on {node.replica.member.node}, and elsewhere another")
 
     # -- replication --------------------------------------------------------------------------------------------
 
@@ -272,16 +296,23 @@ class Walk:
             return
         answer = leader.replica.serve(fetch)
         replica = node.replica
-        if not isinstance(answer, Answer | Cut | Explain):
+        if not isinstance(answer, Answer):
             return
         try:
             taken = replica.take(answer)
         except CutBelowWatermark as error:
             raise Violation(str(error)) from error
-        if taken and isinstance(answer, Answer):
-            replica.log.entries += leader.replica.log.entries[fetch.end : fetch.end + 1]
-            replica.follow_watermark(answer)
-            self.note_committed(node)
+        if taken is None:
+            return
+        assert not taken.begins, "nothing is deleted here"
+        for cut in taken.cuts:
+            replica.logs[cut.log].cut(cut.offset)
+        for go in taken.goes:
+            log = replica.logs[go.log]
+            end = log.written_end
+            log.entries += leader.replica.logs[go.log].entries[end : end + 1]
+            replica.follow_watermark(answer.stint, go)
+        self.note_committed(node)
 
     def late_fetch(self) -> None:
         """A request that was under way for long; its answer is lost."""
@@ -396,7 +427,7 @@ class Walk:
         reached = [node for node in self.nodes if node.is_up and self.random.random() < 0.8]
         fence = fencing_epoch(now.row, [node.replica.report() for node in reached])
         replies = [reply for node in reached if (reply := node.replica.fence(controller.ballot, fence)) is not None]
-        row = recovered(now.row, replies, fence, controller.ballot)
+        row = self.mistakes.recovers(now.row, replies, fence, controller.ballot)
         if row is not None and self.commit(controller, row=row):
             controller.mode = "ok"
 
@@ -407,41 +438,41 @@ class Walk:
 
 
 def holds(replica: Replica, value: int) -> bool:
-    return any(entry.value == value for entry in replica.log.entries)
+    return any(entry.value == value for log in replica.logs.values() for entry in log.entries)
 
 
 # -- planted mistakes ---------------------------------------------------------------------------------------------
 
 
 class CountsUnderAnyVersion(Replica):
-    def _counts(self, node, position):
-        return position.member.disk == self._disks.get(node)
+    def _counts(self, node, follower):
+        return follower.member.disk == self._disks.get(node)
 
 
 class CountsAnyDisk(Replica):
-    def _counts(self, node, position):
-        return position.version == self.kept.version
+    def _counts(self, node, follower):
+        return follower.version == self.kept.version
 
 
 class TakesOldStamps(Replica):
     def take(self, answer):
         taken = super().take(answer)
-        if taken and answer.version > self.kept.version:
-            self.kept = replace(self.kept, version=answer.version)
+        if taken is not None and answer.version > self.kept.version:
+            self._keep_row(answer.version, answer.isr, answer.eligible)
         return taken
 
 
 class ComparesEpochNumbersOnly(Replica):
-    def _same_to(self, fetch):
+    def _same_to(self, position, log):
         def numbers(history):
             found = EpochHistory()
             for entry in history.entries:
                 found.note(entry.epoch, 0, entry.first_offset)
             return found
 
-        assert fetch.history is not None
-        theirs = numbers(EpochHistory([EpochStart(*entry) for entry in fetch.history]))
-        return theirs.divergence(fetch.end, numbers(self.log.epochs), self.log.end)
+        assert position.history is not None
+        theirs = numbers(EpochHistory([EpochStart(*entry) for entry in position.history]))
+        return theirs.divergence(position.end, numbers(log.epochs), log.written_end)
 
 
 class ObeysOldControllers(Replica):
@@ -457,23 +488,20 @@ class ObeysForItsFormerLife(Replica):
 
 
 class AcknowledgesBeforeSync(Replica):
-    def fetch(self):
-        found = super().fetch()
-        return found if found is None else found._replace(synced_end=found.end)
+    def _position(self, log_id):
+        found = super()._position(log_id)
+        return found._replace(synced_end=found.end)
 
-    def _committed_to(self):
-        synced, self.log.synced_end = self.log.synced_end, self.log.end
-        try:
-            return super()._committed_to()
-        finally:
-            self.log.synced_end = synced
+    def _committed_to(self, log_id, log, counted):
+        return min([log.written_end, *(one.synced.get(log_id, 0) for one in counted)])
 
 
 class CutsToItsWatermark(Replica):
     def _begin(self, assignment):
         super()._begin(assignment)
         if not self.is_leader:
-            self.log.cut(self.log.high_watermark)
+            for log in self.logs.values():
+                log.cut(log.high_watermark)
 
 
 class TrustsAKnownLeader(Replica):
@@ -481,40 +509,71 @@ class TrustsAKnownLeader(Replica):
 
     followed = None
 
-    def fetch(self):
-        found = super().fetch()
+    def fetch(self, logs=None):
+        found = super().fetch(logs)
         if found is not None and self.followed == found.stint.leader:
-            return found._replace(history=())
+            return found._replace(positions=tuple(one._replace(history=()) for one in found.positions))
         return found
 
     def take(self, answer):
         taken = super().take(answer)
-        if taken:
+        if taken is not None and taken.goes:
             self.followed = answer.stint.leader
         return taken
 
-    def _same_to(self, fetch):
-        return min(fetch.end, self.log.end) if fetch.history == () else super()._same_to(fetch)
+    def _same_to(self, position, log):
+        return min(position.end, log.written_end) if position.history == () else super()._same_to(position, log)
 
 
 class IgnoresWhoIsAboutToJoin(Replica):
-    def _committed_to(self):
+    def _counted(self):
         pending, self.pending = self.pending, None
         try:
-            return super()._committed_to()
+            return super()._counted()
         finally:
             self.pending = pending
 
 
 class ShrinksBeforeTheCommit(Replica):
-    def _committed_to(self):
+    def _counted(self):
         before = self.assignment
         if before is not None and self.pending is not None:
             self.assignment = replace(before, isr=tuple(copy for copy in before.isr if copy in self.pending.isr))
         try:
-            return super()._committed_to()
+            return super()._counted()
         finally:
             self.assignment = before
+
+
+class TakesOneLogForAll(Replica):
+    """A follower that caught up in one log of the shard is taken for in sync."""
+
+    def _is_above(self, follower, floors):
+        return any(follower.synced.get(log_id, 0) >= floor for log_id, floor in floors.items())
+
+
+class SkipsLogsItHasNotHeardOf(Replica):
+    """A log that a follower has not told of counts as one that it has."""
+
+    def _committed_to(self, log_id, log, counted):
+        return min([log.synced_end, *(one.synced[log_id] for one in counted if log_id in one.synced)])
+
+
+def longest(row, replies, fence, ballot):
+    """The recovery that is right for a shard of one log: the longest leads."""
+    sound = [one for one in replies if not one.is_blank and not one.is_corrupt]
+    if len(sound) < answers_needed(row):
+        return None
+    best = max(sound, key=lambda one: (one.last, one.end, -one.member.node))
+    return replace(
+        row,
+        leader=best.member.node,
+        leader_incarnation=best.member.incarnation,
+        epoch=fence + 1,
+        isr=(best.member.copy,),
+        eligible=(),
+        version=RowVersion(max([row.version.number, *(one.version.number for one in replies)]) + 1, ballot),
+    )
 
 
 BUDGETS = {
@@ -540,6 +599,9 @@ MISTAKES: dict[str, tuple[Mistakes, str]] = {
     "takes_old_stamps": (Mistakes(TakesOldStamps), ""),
     "compares_epoch_numbers_only": (Mistakes(ComparesEpochNumbersOnly), ""),
     "counts_any_disk": (Mistakes(CountsAnyDisk), "wipe"),
+    "takes_one_log_for_all": (Mistakes(TakesOneLogForAll), ""),
+    "skips_logs_it_has_not_heard_of": (Mistakes(SkipsLogsItHasNotHeardOf), ""),
+    "the_longest_recovers": (Mistakes(recovers=longest), "twice"),
 }
 
 

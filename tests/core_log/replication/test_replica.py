@@ -4,10 +4,10 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from tests.simulation.partition_walk import Entry, MemoryLog
+from tests.simulation.partition_walk import Entry, MemoryLog, empty_logs
 
 from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Copy, Member, RowVersion, Stint
-from headrace.core_log.replication.messages import Answer, Cut, Explain, Fenced, Stale
+from headrace.core_log.replication.messages import Answer, Begin, Explain, Fenced, Go, LogId, Stale
 from headrace.core_log.replication.replica import CutBelowWatermark, Kept, Replica
 
 FIRST, SECOND = Ballot(1, 0), Ballot(2, 1)
@@ -15,39 +15,62 @@ MEMBERS = [Member(node, 1, UUID(int=node + 1)) for node in range(3)]
 ROW = Assignment((0, 1, 2), 0, 1, 1, tuple(member.copy for member in MEMBERS), RowVersion(1, FIRST), 2)
 
 
+# Most tests are about one log of the shard; the other one is empty.
+ONE, OTHER = LogId(UUID(int=1), 0), LogId(UUID(int=2), 0)
+
+
+def log_of(replica: Replica) -> MemoryLog:
+    found = replica.logs[ONE]
+    assert isinstance(found, MemoryLog)
+    return found
+
+
+def committed(leader: Replica) -> int:
+    leader.advance()
+    return log_of(leader).high_watermark
+
+
 def replicas(row: Assignment = ROW) -> list[Replica]:
-    found = [Replica(member, MemoryLog()) for member in MEMBERS]
+    found = [Replica(member, empty_logs()) for member in MEMBERS]
     for one in found:
         one.obey(FIRST, row)
     return found
 
 
-def write(replica: Replica, *values: int) -> None:
-    replica.log.entries += [Entry(replica.kept.stint, value) for value in values]
-    replica.log.synced_end = replica.log.end
+def write(replica: Replica, *values: int, log: LogId = ONE) -> None:
+    found = replica.logs[log]
+    assert isinstance(found, MemoryLog)
+    found.entries += [Entry(replica.kept.stint, value) for value in values]
+    found.synced_end = found.written_end
 
 
-def follow(follower: Replica, leader: Replica, *, sync: bool = True) -> None:
+def follow(follower: Replica, leader: Replica, *, sync: bool = True, logs: tuple[LogId, ...] = (ONE, OTHER)) -> None:
     """Ask until there is nothing more to get, and once more to tell so."""
     for _ in range(10):
-        fetch = follower.fetch()
+        fetch = follower.fetch(logs)
         assert fetch is not None
         answer = leader.serve(fetch)
-        assert isinstance(answer, Answer | Cut | Explain)
-        if follower.take(answer) and isinstance(answer, Answer):
-            follower.log.entries += leader.log.entries[fetch.end :]
+        assert isinstance(answer, Answer)
+        taken = follower.take(answer)
+        assert taken is not None
+        for cut in taken.cuts:
+            follower.logs[cut.log].cut(cut.offset)  # type: ignore[attr-defined]
+        for go in taken.goes:
+            ours, theirs = follower.logs[go.log], leader.logs[go.log]
+            assert isinstance(ours, MemoryLog) and isinstance(theirs, MemoryLog)
+            ours.entries += theirs.entries[ours.written_end :]
             if sync:
-                follower.log.synced_end = follower.log.end
-            follower.follow_watermark(answer)
+                ours.synced_end = ours.written_end
+            follower.follow_watermark(answer.stint, go)
 
 
 def test_a_record_is_committed_once_every_member_of_the_in_sync_set_has_synced_it() -> None:
     leader, first, second = replicas()
     write(leader, 7)
     follow(first, leader)
-    assert leader.advance() == 0
+    assert committed(leader) == 0
     follow(second, leader)
-    assert leader.advance() == 1
+    assert committed(leader) == 1
 
 
 def test_what_a_follower_has_not_synced_does_not_count() -> None:
@@ -55,22 +78,22 @@ def test_what_a_follower_has_not_synced_does_not_count() -> None:
     write(leader, 7)
     follow(first, leader, sync=False)
     follow(second, leader)
-    assert leader.advance() == 0
+    assert committed(leader) == 0
 
 
 def test_what_the_leader_has_not_synced_does_not_count() -> None:
     leader, first, second = replicas()
     write(leader, 7)
-    leader.log.synced_end = 0
+    log_of(leader).synced_end = 0
     follow(first, leader)
     follow(second, leader)
-    assert leader.advance() == 0
+    assert committed(leader) == 0
 
 
 def test_nothing_is_committed_while_too_few_are_in_sync() -> None:
     leader = replicas(replace(ROW, isr=ROW.isr[:1]))[0]
     write(leader, 7)
-    assert leader.advance() == 0
+    assert committed(leader) == 0
 
 
 def test_a_position_counts_only_under_the_version_of_the_row_that_the_follower_has_kept() -> None:
@@ -80,11 +103,12 @@ def test_a_position_counts_only_under_the_version_of_the_row_that_the_follower_h
     fetch = first.fetch()
     assert fetch is not None
     leader.obey(FIRST, later)
-    leader.serve(fetch._replace(end=1, synced_end=1))
-    assert leader.advance() == 0
+    (position, _other) = fetch.positions
+    leader.serve(fetch._replace(positions=(position._replace(end=1, synced_end=1),)))
+    assert committed(leader) == 0
     follow(first, leader)
     assert first.kept.version == later.version
-    assert leader.advance() == 1
+    assert committed(leader) == 1
 
 
 def test_a_follower_does_not_take_a_version_stamped_below_the_ballot_it_has_promised() -> None:
@@ -94,17 +118,17 @@ def test_a_follower_does_not_take_a_version_stamped_below_the_ballot_it_has_prom
     write(leader, 7)
     follow(first, leader)
     assert first.kept.version == ROW.version
-    assert leader.advance() == 0
+    assert committed(leader) == 0
 
 
 def test_a_position_from_another_disk_than_the_one_in_sync_does_not_count() -> None:
     leader, _first, second = replicas(replace(ROW, isr=ROW.isr[:2]))
-    other = Replica(Member(1, 2, UUID(int=99)), MemoryLog())
+    other = Replica(Member(1, 2, UUID(int=99)), empty_logs())
     other.obey(FIRST, replace(ROW, isr=ROW.isr[:2]))
     write(leader, 7)
     follow(other, leader)
     follow(second, leader)
-    assert leader.advance() == 0
+    assert committed(leader) == 0
 
 
 def test_who_is_about_to_join_counts_at_once() -> None:
@@ -114,9 +138,9 @@ def test_who_is_about_to_join_counts_at_once() -> None:
     leader.expand(2)
     write(leader, 7)
     follow(first, leader)
-    assert leader.advance() == 0
+    assert committed(leader) == 0
     follow(second, leader)
-    assert leader.advance() == 1
+    assert committed(leader) == 1
 
 
 def test_who_is_about_to_leave_counts_until_that_is_committed() -> None:
@@ -124,10 +148,10 @@ def test_who_is_about_to_leave_counts_until_that_is_committed() -> None:
     write(leader, 7)
     follow(first, leader)
     request = leader.shrink(2)
-    assert leader.advance() == 0
+    assert committed(leader) == 0
     leader.obey(FIRST, replace(ROW, isr=request.isr, version=RowVersion(2, FIRST)))
     follow(first, leader)
-    assert leader.advance() == 1
+    assert committed(leader) == 1
 
 
 def test_a_request_names_the_life_of_the_follower_that_has_caught_up() -> None:
@@ -144,7 +168,7 @@ def test_one_that_lacks_what_the_leader_began_with_may_not_join() -> None:
     fetch = second.fetch()
     assert fetch is not None
     leader.serve(fetch)
-    leader.log.high_watermark = 0
+    log_of(leader).high_watermark = 0
     assert leader.caught_up() == []
 
 
@@ -163,14 +187,14 @@ def test_a_promise_to_an_older_controller_is_refused() -> None:
 
 
 def test_an_order_for_a_former_life_is_dropped() -> None:
-    restarted = Replica(Member(1, 2, UUID(int=2)), MemoryLog(), replicas()[1].kept)
+    restarted = Replica(Member(1, 2, UUID(int=2)), empty_logs(), replicas()[1].kept)
     restarted.obey(FIRST, replace(ROW, leader=1, leader_incarnation=1, epoch=2))
     assert not restarted.is_leader
 
 
 def test_a_restarted_leader_leads_nothing_until_it_is_elected_anew() -> None:
     leader = replicas()[0]
-    restarted = Replica(Member(0, 2, UUID(int=1)), leader.log, leader.kept)
+    restarted = Replica(Member(0, 2, UUID(int=1)), leader.logs, leader.kept)
     restarted.obey(FIRST, ROW)
     assert not restarted.is_leader
     restarted.obey(FIRST, replace(ROW, leader_incarnation=2, epoch=2, version=RowVersion(2, FIRST)))
@@ -178,7 +202,7 @@ def test_a_restarted_leader_leads_nothing_until_it_is_elected_anew() -> None:
 
 
 def test_a_blank_replica_counts_for_something_once_an_in_sync_set_has_its_new_disk() -> None:
-    blank = Replica(Member(1, 2, UUID(int=50)), MemoryLog(), Kept(is_blank=True))
+    blank = Replica(Member(1, 2, UUID(int=50)), empty_logs(), Kept(is_blank=True))
     blank.obey(FIRST, replace(ROW, epoch=2))
     assert blank.kept.is_blank
     blank.obey(FIRST, replace(ROW, epoch=3, isr=(*ROW.isr[:1], Copy(1, UUID(int=50)))))
@@ -196,7 +220,7 @@ def test_a_follower_with_other_records_is_cut_where_their_lineages_part() -> Non
     write(first, 9)
     leader.obey(FIRST, new)
     follow(leader, first)
-    assert [entry.value for entry in leader.log.entries] == [1, 9]
+    assert [entry.value for entry in log_of(leader).entries] == [1, 9]
 
 
 def test_a_follower_is_cut_also_when_its_leader_stays_and_only_the_epoch_moves() -> None:
@@ -208,24 +232,24 @@ def test_a_follower_is_cut_also_when_its_leader_stays_and_only_the_epoch_moves()
     write(leader, 6)
     first.obey(FIRST, new)
     follow(first, leader)
-    assert [entry.value for entry in first.log.entries] == [6]
+    assert [entry.value for entry in log_of(first).entries] == [6]
 
 
 def test_two_leaders_of_one_epoch_number_are_told_apart() -> None:
     leader, first, _second = replicas()
     write(leader, 1)
-    first.log.entries.append(Entry(Stint(1, 1), 2))
-    first.log.synced_end = 1
+    log_of(first).entries.append(Entry(Stint(1, 1), 2))
+    log_of(first).synced_end = 1
     follow(first, leader)
-    assert [entry.value for entry in first.log.entries] == [1]
+    assert [entry.value for entry in log_of(first).entries] == [1]
 
 
 def test_a_log_is_never_cut_below_its_high_watermark() -> None:
     leader, first, _second = replicas()
     write(leader, 1)
     write(first, 1)
-    first.log.entries[0] = Entry(Stint(0, 2), 5)
-    first.log.high_watermark = 1
+    log_of(first).entries[0] = Entry(Stint(0, 2), 5)
+    log_of(first).high_watermark = 1
     with pytest.raises(CutBelowWatermark, match="committed"):
         follow(first, leader)
 
@@ -254,7 +278,112 @@ def test_a_fenced_replica_neither_leads_nor_follows() -> None:
 
 
 def test_a_corrupt_replica_asks_for_nothing_and_says_so() -> None:
-    broken = Replica(MEMBERS[1], MemoryLog(), is_corrupt=True)
+    broken = Replica(MEMBERS[1], empty_logs(), is_corrupt=True)
     broken.obey(FIRST, ROW)
     assert broken.fetch() is None
     assert broken.report().is_corrupt
+
+
+def test_each_log_is_committed_as_far_as_all_have_it() -> None:
+    leader, first, second = replicas()
+    write(leader, 1)
+    write(leader, 2, 3, log=OTHER)
+    follow(first, leader)
+    follow(second, leader, logs=(OTHER,))
+    assert leader.advance() == [OTHER]
+    assert (leader.logs[ONE].high_watermark, leader.logs[OTHER].high_watermark) == (0, 2)
+
+
+def test_nothing_in_a_newborn_log_is_committed_before_every_member_has_told_of_it() -> None:
+    leader, first, second = replicas()
+    for one in (first, second):
+        del one.logs[OTHER]  # type: ignore[attr-defined]
+    write(leader, 1, log=OTHER)
+    follow(first, leader)
+    follow(second, leader)
+    assert leader.advance() == []
+    for one in (first, second):
+        one.logs[OTHER] = MemoryLog()  # type: ignore[index]
+        follow(one, leader)
+    assert leader.advance() == [OTHER]
+
+
+def test_one_that_lacks_records_in_any_log_may_not_join() -> None:
+    leader, first, second = replicas(replace(ROW, isr=ROW.isr[:2]))
+    write(leader, 1)
+    write(leader, 2, log=OTHER)
+    follow(first, leader)
+    follow(second, leader, logs=(ONE,))
+    assert leader.caught_up() == []
+    follow(second, leader, logs=(OTHER,))
+    assert leader.caught_up() == [2]
+
+
+def test_a_log_that_the_leader_does_not_have_is_not_answered() -> None:
+    leader, first, _second = replicas()
+    del leader.logs[OTHER]  # type: ignore[attr-defined]
+    fetch = first.fetch()
+    assert fetch is not None
+    answer = leader.serve(fetch)
+    assert isinstance(answer, Answer)
+    assert answer.logs == (Go(ONE, 0),)
+
+
+def test_a_position_without_its_history_is_asked_for_it_again_after_a_new_connection() -> None:
+    leader, first, _second = replicas()
+    write(leader, 1)
+    follow(first, leader)
+    fetch = first.fetch((ONE,))
+    assert fetch is not None and fetch.positions[0].history is None
+    again = Replica(leader.member._replace(incarnation=2), leader.logs)
+    again.obey(FIRST, replace(ROW, leader_incarnation=2))
+    answer = again.serve(fetch)
+    assert isinstance(answer, Answer)
+    assert answer.logs == (Explain(ONE),)
+    first.explain_again()
+    fetch = first.fetch((ONE,))
+    assert fetch is not None and fetch.positions[0].history is not None
+
+
+def test_a_follower_whose_next_records_are_deleted_at_the_leader_begins_anew() -> None:
+    leader, first, _second = replicas()
+    write(leader, 1, 2, 3)
+    log_of(leader).replica_start = 2
+    fetch = first.fetch((ONE,))
+    assert fetch is not None
+    answer = leader.serve(fetch)
+    assert isinstance(answer, Answer)
+    assert answer.logs == (Begin(ONE, 2),)
+    taken = first.take(answer)
+    assert taken is not None and taken.begins == (Begin(ONE, 2),)
+
+
+def test_a_follower_that_holds_what_was_committed_does_not_begin_anew_within_it() -> None:
+    leader, first, _second = replicas()
+    write(leader, 1, 2)
+    follow(first, leader)
+    log_of(first).high_watermark = 2
+    answer = leader.serve(first.fetch())  # type: ignore[arg-type]
+    assert isinstance(answer, Answer)
+    with pytest.raises(CutBelowWatermark):
+        first.take(answer._replace(logs=(Begin(ONE, 1),)))
+
+
+def test_a_late_position_does_not_take_back_a_later_one() -> None:
+    leader, first, second = replicas()
+    write(leader, 1)
+    early = first.fetch()
+    follow(first, leader)
+    follow(second, leader)
+    assert early is not None
+    leader.serve(early)
+    assert committed(leader) == 1
+
+
+def test_a_replica_remembers_the_row_under_which_it_followed() -> None:
+    leader, first, _second = replicas()
+    later = replace(ROW, isr=ROW.isr[:2], eligible=ROW.isr[2:], version=RowVersion(2, FIRST))
+    leader.obey(FIRST, later)
+    follow(first, leader)
+    report = first.report()
+    assert (report.version, report.isr, report.eligible) == (later.version, later.isr, later.eligible)
