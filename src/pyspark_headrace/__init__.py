@@ -1,1 +1,5 @@
-"""Lets Spark find the `headrace` data source without a register call."""
+"""Lets Spark find the format `headrace` without a register call: it looks for DefaultSource in modules named pyspark_*."""
+
+from headrace.spark.source import HeadraceSource as DefaultSource
+
+__all__ = ["DefaultSource"]
