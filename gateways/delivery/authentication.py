@@ -10,8 +10,8 @@ from dataclasses import replace
 import trio
 
 from headrace.controller.changes import PutUser
+from headrace.controller.metadata import HASHING_THREADS_MAX, Metadata
 from headrace.controller.passwords import hash_password, needs_rehash, verify_password
-from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
 from headrace.controller.verifiers import scram_of
 from headrace.core_log.errors import DiskFull, Refused
 from headrace.gateways.delivery.login import Check, Identity, Login, LoginConfig, ProofCheck, Refusal
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Authentication:
     def __init__(
         self,
-        metadata: MetadataService,
+        metadata: Metadata,
         *,
         key: bytes,
         monotonic: Callable[[], float],

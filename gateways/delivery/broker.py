@@ -18,8 +18,8 @@ import trio
 from headrace.controller.changes import Change, DeletePolicy, DeleteVhost, PutPolicy, PutVhost
 from headrace.controller.entities import Policy
 from headrace.controller.errors import NotFound
+from headrace.controller.metadata import Metadata
 from headrace.controller.policies import Resource
-from headrace.controller.service import MetadataService
 from headrace.controller.snapshot import Snapshot
 from headrace.controller.table import EMPTY, Table
 from headrace.core_log.config import LogConfig
@@ -89,7 +89,7 @@ class Broker:
         self,
         env: Env,
         directory: LogDirectory,
-        metadata: MetadataService,
+        metadata: Metadata,
         *,
         settings_of: SettingsOf,
         stamp: Stamp,

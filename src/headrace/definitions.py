@@ -5,7 +5,7 @@ metadata: a right of a user who is nowhere, a policy of a vhost that is not ther
 """
 
 from headrace.controller.config import Definitions
-from headrace.controller.service import DEFAULT_VHOST, GUEST
+from headrace.controller.metadata import DEFAULT_VHOST, GUEST
 from headrace.controller.snapshot import Snapshot
 
 

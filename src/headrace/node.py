@@ -19,7 +19,8 @@ from uuid import UUID
 import trio
 
 from headrace.config import Config
-from headrace.controller.service import HASHING_THREADS_MAX, MetadataService
+from headrace.controller.metadata import HASHING_THREADS_MAX
+from headrace.controller.service import MetadataService
 from headrace.controller.snapshot import Snapshot
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env

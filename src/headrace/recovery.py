@@ -16,7 +16,7 @@ from uuid import UUID
 from headrace.controller.changes import PutTopic
 from headrace.controller.entities import Topic
 from headrace.controller.errors import MetadataRegressed
-from headrace.controller.service import MetadataService
+from headrace.controller.metadata import Metadata
 from headrace.controller.snapshot import Snapshot
 from headrace.controller.sqlite_store import SqliteStore
 from headrace.controller.table import Table
@@ -54,7 +54,7 @@ class RecoveringStore:
         return SqliteStore(self._path, new_uuid=self._new_uuid, recover=True)
 
 
-async def adopt_streams(directory: LogDirectory, metadata: MetadataService) -> list[str]:
+async def adopt_streams(directory: LogDirectory, metadata: Metadata) -> list[str]:
     """Make topics of the streams that the metadata do not know; returns their names."""
     names = []
     needed = await directory.env.worker.run(lambda: _needed_by_queues(directory, metadata.snapshot))
