@@ -107,6 +107,8 @@ class Shared:
     # Sealed segments whose indexes are in memory, least recently used first.
     indexed: dict[str, Segment] = field(default_factory=dict)
     indexed_max: int = 256
+    # The stint in which logs are born.
+    epoch: int = 1
     leader_id: int = 0
 
     def touch(self, segment: Segment) -> None:
@@ -182,6 +184,7 @@ class PartitionLog:
             # Left by a creation that did not come to its end, so nobody has heard of it.
             shared.storage.remove(f"{folder}/{name}")
         log = cls(shared, folder, stream_id, partition, config)
+        log.epoch = shared.epoch
         log._checkpoint.create(log._checkpoint_at(0, SEGMENT_HEAD_SIZE, ceiling=0))
         shared.storage.sync_dir(folder)
         return log
@@ -205,6 +208,8 @@ class PartitionLog:
                 storage.remove(f"{folder}/{name}")
         log._has_removed = any(name.endswith(REMOVED) for name in names)
         bases = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
+        if config.replica_count > 1:
+            bases = log._begin_again(bases)
         ends = [*bases[1:], bases[-1]] if bases else []
         log._segments = [Segment(storage, folder, base, end) for base, end in zip(bases, ends, strict=True)]
         found = log._checkpoint.value
@@ -215,8 +220,8 @@ class PartitionLog:
         else:
             log._recover(found)
         if config.replica_count > 1:
-            # What lies here is not thereby committed: the leader knows, or finds out from the others.
-            log.high_watermark = log.log_start
+            # What lies beyond is not thereby committed: the leader knows, or finds out from the others.
+            log.high_watermark = Offset(max(log.log_start, 0 if found is None else found.offset))
         log._remove_deleted()
         return log
 
@@ -229,7 +234,7 @@ class PartitionLog:
     def _resume(self, found: Checkpoint) -> None:
         self._set_end(found.offset)
         self.log_start = Offset(found.log_start)
-        self.epoch = found.epoch
+        self.epoch, self.leader_id = found.epoch, found.leader_id
         self._ceiling = found.ceiling
         if self._segments:
             self._segments[-1].end_offset = found.offset
@@ -288,7 +293,10 @@ class PartitionLog:
             self._segments[-1].save_index()
         if self._producers is not None:
             self._save_producers()
-        if self._checkpoint.value is None or self._checkpoint.value != self._checkpoint_now(self.written_end):
+        if self.config.replica_count > 1:
+            # The tail that is not known to be committed is looked at again by the next start: it is short.
+            self._checkpoint.write(self._committed_checkpoint(self.written_end), sync=True)
+        elif self._checkpoint.value is None or self._checkpoint.value != self._checkpoint_now(self.written_end):
             self._checkpoint.write(self._checkpoint_now(self.written_end), sync=True)
         self._ceiling = self.written_end
         self._tail.clear()
@@ -318,7 +326,7 @@ class PartitionLog:
             first = self._segments[0].base_offset
             known = known._replace(log_start=first, segment_base=first, offset=first)
         self.log_start = Offset(known.log_start)
-        self.epoch = max(known.epoch, 1)
+        self.epoch, self.leader_id = max(known.epoch, 1), known.leader_id
         cut = self._find_end(known)
         # Also the names are safe from here on: a gap batch says so.
         self.shared.storage.sync_dir(self.folder)
@@ -346,6 +354,11 @@ class PartitionLog:
         self._writes.clear()
         self._folder_dirty = False
         value = self._checkpoint_now(self.written_end)
+        if self.config.replica_count > 1:
+            self.high_watermark = Offset(known.offset)
+            latest = self._epochs.latest
+            self.epoch, self.leader_id = max(latest.epoch, known.epoch, 1), latest.leader_id
+            value = self._committed_checkpoint(self.written_end)
         if value.segment_base != known.segment_base:
             self._save_producers()
         if found is None:
@@ -491,14 +504,14 @@ class PartitionLog:
         *,
         timestamp_us: int,
         attributes: int = 0,
-        expiry_us: int = 0,
+        expiry_us: int | Sequence[int] = 0,
         route_set: RouteSet = (),
         origin: int | Sequence[int] = 0,
         tags: tuple[str, ...] = (),
         headers: Sequence[Headers] | None = None,
         byte_count: int | None = None,
     ) -> Appended:
-        """Gather records that share all but key, properties, value, headers and perhaps origin. Nothing is written yet.
+        """Gather records that share all but key, properties, value, headers; perhaps expiry, origin. Written later.
 
         Raises DiskFull (nothing was taken) when an earlier batch finds no room.
         """
@@ -783,6 +796,13 @@ class PartitionLog:
         self._dirty[segment.base_offset] = segment
         return segment
 
+    def begin_stint(self, epoch: int, leader_id: int) -> None:
+        """This replica leads: what is appended from now on is of this stint."""
+        latest = self._load_epochs().latest
+        assert epoch > latest.epoch or (epoch, leader_id) == latest[:2], "epochs only rise"
+        self.seal()
+        self.epoch, self.leader_id = epoch, leader_id
+
     def begin_epoch(self, epoch: int, leader_id: int) -> None:
         """A new leader stint: what is appended from now on belongs to it."""
         assert (epoch, leader_id) > (self.epoch, self.leader_id), "epochs only rise"
@@ -877,12 +897,58 @@ class PartitionLog:
             self._load_producers().note(header.producer, header.record_count, self.shared.clock.wall_us())
 
     def begin_at(self, offset: int) -> None:
-        """An empty replica begins where its leader's log does."""
-        assert not self._segments and self._open is None and not self._syncing, "only an empty log begins anywhere else"
+        """A replica begins where its leader's log does, and lets go of what it has: the leader deleted all of it, or it
+        has nothing. As with `cut_from`, nothing of it may lie in the commit journal. See Committer.cut."""
+        assert self._open is None and not self._syncing, "nothing is under way while a log begins anew"
+        assert offset > self.written_end or self.replica_start == self.written_end, "only what is deleted is let go of"
         self.log_start = Offset(offset)
         self._set_end(offset)
         self._ceiling = offset
+        self._load_epochs().cut_from(0)
+        # In this order a crash leaves the old records or none: a start removes them, see `_begin_again`.
         self._checkpoint.write(self._checkpoint_at(offset, SEGMENT_HEAD_SIZE, ceiling=offset), sync=True)
+        for segment in self._segments:
+            self.shared.indexed.pop(segment.stem, None)
+        self._drop_tail(0)
+        self.shared.storage.replace_file(f"{self.folder}/{EPOCHS}", self._load_epochs().encode())
+        self._forget_unsynced()
+
+    def _begin_again(self, bases: list[int]) -> list[int]:
+        """Segments that are left after one that began anew was interrupted are removed; returns the others."""
+        found = self._checkpoint.value
+        if found is None or not found.log_start == found.offset == found.segment_base:
+            return bases
+        old = [base for base in bases if base < found.segment_base]
+        for base in reversed(old):
+            segment = Segment(self.shared.storage, self.folder, base, base)
+            segment.remove_indexes()
+            self.shared.storage.remove(segment.path)
+            self.shared.storage.sync_dir(self.folder)
+        if old:
+            self.shared.storage.replace_file(f"{self.folder}/{EPOCHS}", EpochHistory().encode())
+        return bases[len(old) :]
+
+    def _forget_unsynced(self) -> None:
+        self._writes = []
+        self._dirty = {}
+        self._files = {}
+        self._rolled = self._unrecorded = self._folder_dirty = False
+        self._tail.clear()
+
+    def follow_start(self, offset: int) -> bool:
+        """The leader has deleted what lies below; True if that is news. Segments roll where the leader's do only."""
+        offset = min(offset, int(self.high_watermark), int(self.synced_end))
+        if offset <= self.log_start or not self._segments:
+            return False
+        self.log_start = Offset(offset)
+        self._start_moved = True
+        return True
+
+    def abandon(self) -> None:
+        """This replica leads no longer: what nobody has written yet is dropped, and who waits is not told anything."""
+        self._open = None
+        self._waiting.clear()
+        self.advanced.clear()
 
     def cut_from(self, offset: int) -> None:
         """Records from here on are gone: the leader has others there. Blocks; what leans on the commit journal must
@@ -906,10 +972,8 @@ class PartitionLog:
         self.shared.storage.replace_file(f"{self.folder}/{PRODUCERS}", producers.encode(self.shared.clock.wall_us()))
         self._load_epochs().cut_from(offset)
         self.synced_end = Offset(min(self.synced_end, offset))
-        self._checkpoint.write(
-            Checkpoint(self.log_start, segment.base_offset, offset, position, offset, self.epoch, self.leader_id),
-            sync=True,
-        )
+        # What it says is committed, so it lies below the cut; the one before may have been written by another promise.
+        self._checkpoint.write(self._committed_checkpoint(offset), sync=True)
         while len(self._segments) > place + 1:
             self.shared.indexed.pop(self._segments[-1].stem, None)
             # One by one: of names that go together, a loss of power may keep the last and take one before it.
@@ -920,11 +984,7 @@ class PartitionLog:
         self.shared.indexed.pop(segment.stem, None)
         self.shared.storage.replace_file(f"{self.folder}/{EPOCHS}", self._load_epochs().encode())
         self.written_end = self.synced_end = Offset(offset)
-        self._writes = []
-        self._dirty = {}
-        self._files = {}
-        self._rolled = False
-        self._tail.clear()
+        self._forget_unsynced()
         latest = self._load_epochs().latest
         self.epoch, self.leader_id = max(latest.epoch, 1), latest.leader_id
 
@@ -961,16 +1021,19 @@ class PartitionLog:
         if self.needs_checkpoint:
             if self._dirty:
                 ceiling = max(ceiling, self.written_end + self.config.offsets_reserved)
-            active = self._segments[-1]
-            checkpoint = Checkpoint(
-                self.log_start,
-                active.base_offset,
-                self.written_end,
-                active.end_position,
-                ceiling,
-                self.epoch,
-                self.leader_id,
-            )
+            if self.config.replica_count > 1:
+                checkpoint = self._committed_checkpoint(ceiling)
+            else:
+                active = self._segments[-1]
+                checkpoint = Checkpoint(
+                    self.log_start,
+                    active.base_offset,
+                    self.written_end,
+                    active.end_position,
+                    ceiling,
+                    self.epoch,
+                    self.leader_id,
+                )
         job = SyncJob(
             self,
             self.written_end,
@@ -1039,9 +1102,33 @@ class PartitionLog:
         for tell in self.advanced:
             tell(self)
 
+    def _committed_checkpoint(self, ceiling: int) -> Checkpoint:
+        """How far a replica's log is committed, which is never beyond what is synced."""
+        offset = min(self.high_watermark, self.synced_end)
+        base, position = int(offset), SEGMENT_HEAD_SIZE
+        for segment in reversed(self._segments):
+            if segment.base_offset <= offset:
+                base = segment.base_offset
+                if offset < segment.end_offset:
+                    position = segment.locate(offset, self.config.index_interval_bytes)
+                else:
+                    position = self._size_of(segment) if segment.end_offset > segment.base_offset else SEGMENT_HEAD_SIZE
+                break
+        # Recovery reads on from there, and takes no batch of an epoch below this one.
+        written_in = self._load_epochs().epoch_at(max(offset - 1, 0))
+        return Checkpoint(
+            self.log_start, base, offset, position, ceiling, written_in.epoch, max(written_in.leader_id, 0)
+        )
+
     def note_watermark(self) -> None:
         """Let offline readers see how far the log is committed. Not synced: the checkpoint before still stands."""
         value = self._checkpoint.value
+        if self.config.replica_count > 1:
+            committed = min(self.high_watermark, self.synced_end)
+            if value is not None and value.offset < committed and not self._syncing and not self._rolled:
+                now = self._committed_checkpoint(max(self._ceiling, value.ceiling))
+                self._checkpoint.write(now._replace(log_start=value.log_start), sync=False)
+            return
         # Nor may it leave a segment behind before what producers wrote in it is saved, which a commit does (O4).
         quiet = not self._syncing and not self._rolled
         if value is not None and value.offset != self.synced_end and quiet and self._segments:
@@ -1210,8 +1297,10 @@ class PartitionLog:
     def read_raw(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> RawSlice | None:
         """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
         end = int(self.high_watermark) if end is None else end
-        if offset < self.log_start or offset > end:
-            raise OffsetOutOfRange(offset, self.log_start, end)
+        # Replicas begin with a whole segment.
+        first = min(self.log_start, self.replica_start) if self.config.replica_count > 1 else self.log_start
+        if offset < first or offset > end:
+            raise OffsetOutOfRange(offset, first, end)
         if offset >= min(end, self.written_end):
             return None
         segment = self._segment_of(offset)
@@ -1252,7 +1341,7 @@ class PartitionLog:
 
     def delete_before(self, offset: int) -> Offset:
         """Records below the offset are gone for every reader; the next commit makes that safe and frees the files."""
-        offset = min(offset, int(self.high_watermark))
+        offset = min(offset, int(self.high_watermark), int(self.synced_end))
         if offset <= self.log_start:
             return self.log_start
         self.log_start = Offset(offset)

@@ -222,14 +222,14 @@ class RecordBatch:
         *,
         timestamp_us: int,
         attributes: int = 0,
-        expiry_us: int = 0,
+        expiry_us: int | Sequence[int] = 0,
         route_set: RouteSet = (),
         origin: int | Sequence[int] = 0,
         tags: tuple[str, ...] = (),
         headers: Sequence[Headers] | None = None,
         byte_count: int | None = None,
     ) -> int:
-        """Append one run of records that share everything but key, properties, value and headers, and perhaps origin.
+        """Append one run of records that share everything but key, properties, value, headers; perhaps expiry, origin.
 
         Returns the index of the first. `byte_count` may be given by a caller who knows it.
         """
@@ -240,7 +240,11 @@ class RecordBatch:
         self.properties += properties
         self.values += values
         self.timestamps.add(timestamp_us, count)
-        self.expiries.add(expiry_us, count)
+        if isinstance(expiry_us, int):
+            self.expiries.add(expiry_us, count)
+        else:
+            assert len(expiry_us) == count, "columns of one run are equally long"
+            self.expiries.extend(expiry_us)
         self.attributes.add(attributes, count)
         if isinstance(origin, int):
             self.origins.add(origin, count)

@@ -156,15 +156,14 @@ class Delays:
             end = self._park_once(producer, target, keys, properties, values, due_us, attributes, tags, headers, now_us)
             self._engine.committer.urgent(log)
             return end
-        appended = log.append_columns(
+        appended = log.append(
             keys,
             properties,
             values,
-            timestamps=[now_us] * count,
-            expiries=due_us,
-            attributes=[attributes] * count,
-            origins=[0] * count,
-            tags=[(target_tag(target), *tags)] * count,
+            timestamp_us=now_us,
+            expiry_us=due_us,
+            attributes=attributes,
+            tags=(target_tag(target), *tags),
             headers=headers,
         )
         self._engine.committer.urgent(log)

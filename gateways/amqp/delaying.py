@@ -7,7 +7,7 @@ known as one that came late, and whoever forwards it with its headers does not d
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.gateways.amqp import properties
@@ -83,17 +83,6 @@ def first_delay(props: bytes) -> tuple[int, int] | None:
     if kind == 0x6C or kind == 0x4C:
         return start, _INT64.unpack_from(props, start + 1)[0]
     return None
-
-
-def first_delays(props: Sequence[bytes], first: int, last: int) -> list[int]:
-    """The delays of neighbours from `first` on, as long as a quick look tells that they have one."""
-    found: list[int] = []
-    for index in range(first, last):
-        one = first_delay(props[index])
-        if one is None or one[1] <= 0:
-            break
-        found.append(one[1])
-    return found
 
 
 def fired(key: bytes, props: bytes, attributes: int) -> Fired:

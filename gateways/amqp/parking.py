@@ -8,14 +8,17 @@ Neighbours: publishing.py calls, delaying.py reads the headers, delivery/delayed
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.core_log.record import Producer
 from headrace.delay.parked import DelayRefused
-from headrace.gateways.amqp.delaying import Asked, asked_of
+from headrace.gateways.amqp.delaying import Asked, asked_of, first_delay
 from headrace.gateways.amqp.errors import ReplyCode, amqp_error
 from headrace.gateways.amqp.fields import FieldTable
 from headrace.gateways.amqp.methods import Publish
+from headrace.gateways.amqp.shapes import Integers
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.delayed_duty import Duty, DutyKind
 from headrace.gateways.delivery.vhost import Target
@@ -35,7 +38,8 @@ class Parcel:
     props: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     due_us: list[int] = field(default_factory=list)
-    ids: list[bytes | None] = field(default_factory=list)
+    # None: nobody gave one.
+    ids: list[bytes | None] | None = None
 
     def goes_on_with(self, publish: Publish, target: Target, attributes: int, producer: Producer | None) -> bool:
         if publish is not self.publish or attributes != self.attributes or target.tags != self.target.tags:
@@ -47,12 +51,19 @@ class Parcel:
         return producer == self.producer._replace(first_sequence=self.producer.first_sequence + len(self.bodies))
 
     def add(
-        self, props: Sequence[bytes], bodies: Sequence[bytes], due_us: Sequence[int], id: bytes | None = None
+        self,
+        props: Sequence[bytes],
+        bodies: Sequence[bytes],
+        due_us: Sequence[int],
+        ids: Sequence[bytes | None] | None = None,
     ) -> None:
+        if self.ids is None and ids is not None and any(ids):
+            self.ids = [None] * len(self.bodies)
+        if self.ids is not None:
+            self.ids += ids if ids is not None else [None] * len(bodies)
         self.props += props
         self.bodies += bodies
         self.due_us += due_us
-        self.ids += [id] * len(bodies)
 
 
 class Parking:
@@ -60,6 +71,10 @@ class Parking:
         self._delayed = broker.delayed
         self._now_us = broker.env.clock.wall_us
         self._vhost = vhost
+
+    @property
+    def _limit_ms(self) -> int:
+        return self._delayed.config.delay_s_max * 1000
 
     def asked(self, headers: FieldTable) -> Asked | None:
         """When a publish with these headers is due; None: now. Raises 406."""
@@ -72,13 +87,17 @@ class Parking:
         except DelayRefused as error:
             raise amqp_error(ReplyCode.PRECONDITION_FAILED, str(error), *_PUBLISH) from error
 
-    def dues_of(self, delays_ms: Sequence[int]) -> list[int]:
-        """When publishes with these delays are due, up to the first that is too far away, to be asked by itself."""
-        now_us = self._now_us()
-        limit_ms = self._delayed.config.delay_s_max * 1000
-        if max(delays_ms) > limit_ms:
-            delays_ms = list(takewhile(lambda one: one <= limit_ms, delays_ms))
-        return [now_us + one * 1000 for one in delays_ms]
+    def dues_of(self, delays_ms: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
+        """When publishes with these delays are due; and which of them are, later than now and not too far away."""
+        later = (delays_ms > 0) & (delays_ms <= self._limit_ms)
+        return self._now_us() + np.where(later, delays_ms, 0) * 1000, later
+
+    def quick_due(self, props: bytes) -> int | None:
+        """When one publish is due, if a quick look tells; None: it has to be decoded."""
+        found = first_delay(props)
+        if found is None or not 0 < found[1] <= self._limit_ms:
+            return None
+        return self._now_us() + found[1] * 1000
 
     def park(self, parcel: Parcel) -> int:
         """Returns what `when_parked` waits for. SequenceRefused: a number may not be confirmed, and none was taken."""

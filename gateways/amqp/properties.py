@@ -170,7 +170,7 @@ def _usual_scan(delivery_mode: int | None, priority: int | None, has_headers: bo
 
 def decode(props: bytes) -> Properties:
     values: dict[str, str | bytes | int] = {}
-    places = _places(props)
+    places = places_of(props)
     for name, bit in _BIT_OF_FIELD.items():
         place = places.get(bit)
         if place is None:
@@ -224,7 +224,7 @@ def with_headers(props: bytes, changes: Mapping[str, FieldValue]) -> bytes:
     if not changes:
         return props
     encoded = {encode_name(name): encode_value(value) for name, value in changes.items()}
-    place = _places(props).get(HEADERS)
+    place = places_of(props).get(HEADERS)
     kept: list[bytes] = []
     if place is not None:
         for name, start, end in entries_of(props, place[0] + 4, place[1]):
@@ -240,7 +240,7 @@ def with_headers(props: bytes, changes: Mapping[str, FieldValue]) -> bytes:
 
 def without_header(props: bytes, name: str) -> bytes:
     """The same properties, the same object, when there is no such header."""
-    place = _places(props).get(HEADERS)
+    place = places_of(props).get(HEADERS)
     if place is None:
         return props
     unwanted = encode_name(name)[1:]
@@ -251,7 +251,7 @@ def without_header(props: bytes, name: str) -> bytes:
 
 def without_headers(props: bytes, names: Collection[bytes]) -> bytes:
     """The same for several, as they stand in the table."""
-    place = _places(props).get(HEADERS)
+    place = places_of(props).get(HEADERS)
     if place is None:
         return props
     entries = entries_of(props, place[0] + 4, place[1])
@@ -262,7 +262,7 @@ def without_headers(props: bytes, names: Collection[bytes]) -> bytes:
 def with_expiration(props: bytes, expiration: str | None) -> bytes:
     """Set it, or (None) take it away: a dead-lettered message must not expire again."""
     if expiration is None:
-        return _replaced(props, EXPIRATION, None) if EXPIRATION in _places(props) else props
+        return _replaced(props, EXPIRATION, None) if EXPIRATION in places_of(props) else props
     return _replaced(props, EXPIRATION, _short_string(expiration))
 
 
@@ -271,7 +271,7 @@ def around_header(props: bytes, name: str, value_size: int) -> tuple[bytes, byte
 
     For a header that counts up from message to message: the value, with its type, goes between the two.
     """
-    place = _places(props).get(HEADERS)
+    place = places_of(props).get(HEADERS)
     key = encode_name(name)
     kept: list[bytes] = []
     if place is not None:
@@ -290,7 +290,7 @@ def with_reply_to(props: bytes, reply_to: str) -> bytes:
 
 def _replaced(props: bytes, bit: int, field: bytes | None) -> bytes:
     """One field put in, exchanged or (None) left out; all others byte for byte as they were."""
-    places = _places(props)
+    places = places_of(props)
     (flags,) = _FLAGS.unpack_from(props)
     if bit in places:
         start, end = places[bit]
@@ -300,7 +300,7 @@ def _replaced(props: bytes, bit: int, field: bytes | None) -> bytes:
     return _FLAGS.pack(flags) + props[2:start] + (field or b"") + props[end:]
 
 
-def _places(props: bytes) -> dict[int, tuple[int, int]]:
+def places_of(props: bytes) -> dict[int, tuple[int, int]]:
     """Start and end of the field behind each set flag, in wire order."""
     try:
         (flags,) = _FLAGS.unpack_from(props)

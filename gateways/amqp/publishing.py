@@ -4,10 +4,10 @@ The bytes of a method frame (exchange, key, flags) are the key of a cache whose 
 publishes cost one look-up. Properties are scanned, not parsed; only what may concern the broker is decoded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
+import numpy as np
 from pamqp import commands
 
 from headrace.controller.errors import NotFound
@@ -16,8 +16,7 @@ from headrace.core_log.record import PERSISTENT, PRIORITY_SHIFT, Producer, Proto
 from headrace.filtering.tags import NO_TAGS, InvalidTags, Tags, is_small
 from headrace.gateways.amqp import properties
 from headrace.gateways.amqp.channel import Channel, Confirm, Outcome
-from headrace.gateways.amqp.delaying import first_delays
-from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error
+from headrace.gateways.amqp.errors import ReplyCode, amqp_error
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp
 from headrace.gateways.amqp.frames import PublishRun, encode_ack, encode_nack, encode_return
 from headrace.gateways.amqp.methods import Publish, decode_publish
@@ -25,6 +24,7 @@ from headrace.gateways.amqp.parking import Parcel, Parking
 from headrace.gateways.amqp.properties import PropertyScan
 from headrace.gateways.amqp.replyto import PREFIX as REPLY_PREFIX
 from headrace.gateways.amqp.replyto import REPLY_TO
+from headrace.gateways.amqp.shapes import Group, Integers, Shapes
 from headrace.gateways.amqp.tags import tagged_runs, tags_of
 from headrace.gateways.delivery import producers
 from headrace.gateways.delivery.access import Access, Operation, Tag
@@ -37,11 +37,6 @@ TARGETS_MAX = 1024
 # Of one exchange and key, with different tags.
 TAGGED_MAX = 32
 _PUBLISH_IDS = (commands.Basic.Publish.index >> 16, commands.Basic.Publish.index & 0xFFFF)
-
-
-@lru_cache(maxsize=4096)
-def _scan_cached(props: bytes) -> PropertyScan:
-    return properties.scan(props)
 
 
 @dataclass(slots=True)
@@ -57,6 +52,11 @@ class _Resolved:
     def answers(self) -> bool:
         """A direct reply: the routing key is the name of somebody who asked."""
         return self.publish.exchange == "" and self.publish.routing_key.startswith(REPLY_PREFIX)
+
+    @property
+    def is_usual(self) -> bool:
+        """Where it goes does not depend on the message."""
+        return not self.target.route.reads_message and not self.answers
 
 
 @dataclass(slots=True)
@@ -88,6 +88,7 @@ class Publisher:
         # What an idempotent producer sent in this read and is not yet published.
         self._numbered: _Numbered | None = None
         self._parking = Parking(broker, host.name)
+        self._shapes = Shapes()
         # What is to be delivered later, came in this read and is not yet parked.
         self._parcel: Parcel | None = None
         self.frame_max = 131_072
@@ -95,10 +96,14 @@ class Publisher:
     def publish(self, channel: Channel, run: PublishRun) -> None:
         """Take one run. Raises AmqpError (soft or hard) for what is not allowed; what stands before it is kept."""
         resolved = self._resolve(run.method_payload)
-        for first, last, scan in _groups(run.properties):
+        for group in self._shapes.groups(run.properties):
+            first, last, scan = group[:3]
             if scan.interesting:
                 try:
-                    self._publish_interesting(channel, resolved, run, first, last, scan)
+                    if group.delays_ms is not None and resolved.is_usual:
+                        self._publish_later(channel, resolved, run, group, group.delays_ms)
+                    else:
+                        self._publish_interesting(channel, resolved, run, first, last, scan)
                 finally:
                     self._publish_gathered(channel)
             elif resolved.target.route.unroutable and resolved.answers:
@@ -110,27 +115,21 @@ class Publisher:
     def _publish_interesting(
         self, channel: Channel, resolved: _Resolved, run: PublishRun, first: int, last: int, scan: PropertyScan
     ) -> None:
-        usual = not resolved.target.route.reads_message and not resolved.answers
+        usual = resolved.is_usual
         for start, end, tags in tagged_runs(run.properties, first, last):
             if usual and tags is not None:
                 self._publish_gathered(channel)
                 target = self._tagged(resolved, tags)
                 self._keep(channel, resolved.publish, target, run.properties[start:end], run.bodies[start:end], scan)
                 continue
-            index = start
-            while index < end:
-                props = run.properties[index]
-                if usual and HINT in props:
-                    delays_ms = first_delays(run.properties, index, end)
-                    dues = self._parking.dues_of(delays_ms) if delays_ms else ()
-                    if dues:
-                        part = slice(index, index + len(dues))
-                        parcel = self._gathering(channel, resolved.publish, resolved.target, scan)
-                        parcel.add(run.properties[part], run.bodies[part], dues)
-                        index += len(dues)
-                        continue
-                self._publish_special(channel, resolved, props, run.bodies[index], scan)
-                index += 1
+            for index in range(start, end):
+                props, body = run.properties[index], run.bodies[index]
+                due_us = self._parking.quick_due(props) if usual and HINT in props else None
+                if due_us is None:
+                    self._publish_special(channel, resolved, props, body, scan)
+                else:
+                    parcel = self._gathering(channel, resolved.publish, resolved.target, scan)
+                    parcel.add([props], [body], [due_us])
 
     def _tagged(self, resolved: _Resolved, tags: Tags) -> Target:
         if not tags:
@@ -381,7 +380,7 @@ class Publisher:
                 raise amqp_error(ReplyCode.NOT_FOUND, str(error), *_PUBLISH_IDS) from error
         if "x-producer-id" not in headers:
             if asked is not None:
-                self._gathering(channel, publish, target, scan).add([props], [body], [asked.due_us], asked.id)
+                self._gathering(channel, publish, target, scan).add([props], [body], [asked.due_us], [asked.id])
                 return
             self._publish_gathered(channel)
             self._keep(channel, publish, target, [props], [body], scan)
@@ -392,7 +391,7 @@ class Publisher:
         producer = self._producer(headers)
         if asked is not None:
             parcel = self._gathering(channel, publish, target, scan, producer)
-            parcel.add([props], [body], [asked.due_us], asked.id)
+            parcel.add([props], [body], [asked.due_us], [asked.id])
             return
         numbered = self._numbered
         if numbered is None or not numbered.goes_on_with(target, producer):
@@ -406,6 +405,23 @@ class Publisher:
         self._publish_numbered(channel)
 
     # -- delivered later ----------------------------------------------------------------------------------------
+
+    def _publish_later(
+        self, channel: Channel, resolved: _Resolved, run: PublishRun, group: Group, delays_ms: Integers
+    ) -> None:
+        """Publishes in which a delay is all that concerns the broker."""
+        dues, later = self._parking.dues_of(delays_ms)
+        start = group.first
+        # Those that are due now, or too far away, are looked at one by one.
+        for end in [*(np.flatnonzero(~later) + group.first).tolist(), group.last]:
+            if start < end:
+                ids = None if group.ids is None else group.ids[start - group.first : end - group.first]
+                parcel = self._gathering(channel, resolved.publish, resolved.target, group.scan)
+                part = dues[start - group.first : end - group.first].tolist()
+                parcel.add(run.properties[start:end], run.bodies[start:end], part, ids)
+            if end < group.last:
+                self._publish_special(channel, resolved, run.properties[end], run.bodies[end], group.scan)
+            start = end + 1
 
     def _gathering(
         self,
@@ -557,35 +573,3 @@ def _is_integer(value: FieldValue) -> bool:
 def _tell(confirm: Confirm | None, outcome: Outcome) -> None:
     if confirm is not None:
         confirm.outcome = outcome
-
-
-def _groups(props: Sequence[bytes]) -> Iterable[tuple[int, int, PropertyScan]]:
-    """Neighbours whose scans are equal, so that they can be appended as one run.
-
-    What stands before properties that cannot be read is given out before those are refused.
-    """
-    first = props[0]
-    count = len(props)
-    if props[-1] is first and props.count(first) == count:
-        return ((0, count, _scan_cached(first)),)
-    groups: list[tuple[int, int, PropertyScan]] = []
-    start = 0
-    scan = properties.scan(first)
-    for index in range(1, count):
-        try:
-            other = properties.scan(props[index])
-        except AmqpError as error:
-            groups.append((start, index, scan))
-            return _then_raise(groups, error)
-        if other is not scan and other != scan:
-            groups.append((start, index, scan))
-            start, scan = index, other
-    groups.append((start, count, scan))
-    return groups
-
-
-def _then_raise(
-    groups: Sequence[tuple[int, int, PropertyScan]], error: AmqpError
-) -> Iterator[tuple[int, int, PropertyScan]]:
-    yield from groups
-    raise error
