@@ -125,6 +125,11 @@ class Door:
     def close(self) -> None:
         self._connection.close()
 
+    def __del__(self) -> None:
+        # Who plans a query has no end to close it at.
+        if hasattr(self, "_connection"):
+            self._connection.close()
+
 
 def refused(status: int, document: Any) -> Exception:
     """The error that a problem document means."""

@@ -76,6 +76,8 @@ class StreamBroker:
         for topic in self._held:
             self._try("its lease runs out by itself", "DELETE", _path("topics", topic, "leases", self._lease), None)
         self._held = {}
+        with self._asking:
+            self._door.close()
 
     def _has_moved(self) -> bool:
         return self._held != {name: topic.next for name, topic in self._needed.topics.items() if topic.next}
