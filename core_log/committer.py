@@ -12,6 +12,7 @@ import trio
 from headrace.core_log.config import DirectoryConfig
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull
+from headrace.core_log.ids import Offset
 from headrace.core_log.journal import CommitJournal
 from headrace.core_log.log import PartitionLog, SyncJob
 
@@ -46,7 +47,11 @@ class Committer:
         self._asked_count = 0
         self._pauses_to_skip = 0
         self.on_commit: Callable[[], None] = lambda: None
-        self._cuts: list[tuple[PartitionLog, int, trio.Event]] = []
+        # For the replicas of these logs: what can be read by them now, and what is synced here now. A replicated log is
+        # committed when its replicas say so, by `tell`.
+        self.on_written: Callable[[Sequence[PartitionLog]], None] = lambda logs: None
+        self.on_synced: Callable[[Sequence[PartitionLog]], None] = lambda logs: None
+        self._cuts: list[tuple[Callable[[], None], trio.Event]] = []
 
     def urgent(self, log: PartitionLog) -> None:
         """Somebody waits for these records: commit as soon as the sync under way is done.
@@ -56,14 +61,17 @@ class Committer:
         self._asked_count += 1
         if not self._urgent:
             self._wake.set()
-        if log.config.durability == "sync":
+        if log.config.durability == "sync" or log.config.replica_count > 1:
             self._urgent[log] = True
         else:
             self._urgent.setdefault(log, False)
             self.lazy(log)
 
     def lazy(self, log: PartitionLog) -> None:
-        """Nobody waits (transient records): at the next interval."""
+        """Nobody waits (transient records): at the next interval. But nobody sees what is replicated before it is."""
+        if log.config.replica_count > 1:
+            self.urgent(log)
+            return
         if not self._lazy:
             self._lazy_wake.set()
         self._lazy[log] = None
@@ -142,18 +150,33 @@ class Committer:
 
     async def cut(self, log: PartitionLog, offset: int) -> None:
         """A follower's records from this offset on are gone when this returns, also for a start after a crash."""
+        await self._between_groups(lambda: log.cut_from(offset))
+
+    async def begin_at(self, log: PartitionLog, offset: int) -> None:
+        """A follower has let go of its records, and begins here, when this returns."""
+        await self._between_groups(lambda: log.begin_at(offset))
+
+    async def _between_groups(self, cut: Callable[[], None]) -> None:
         done = trio.Event()
-        self._cuts.append((log, offset, done))
+        self._cuts.append((cut, done))
         self._wake.set()
         await done.wait()
 
     async def _make_cuts(self) -> None:
-        """Between two groups. The journal is emptied first: it would put back what is cut."""
+        """The journal is emptied first: it would put back what is cut."""
         await self._env.worker.run(self._journal.empty)
         cuts, self._cuts = self._cuts, []
-        for log, offset, done in cuts:
-            log.cut_from(offset)
+        for cut, done in cuts:
+            cut()
             done.set()
+
+    def tell(self, moves: Sequence[tuple[PartitionLog, int]]) -> None:
+        """The replicas of these logs have committed so far: who waits is told, and who gathered answers sends them."""
+        self.telling = True
+        for log, reached in moves:
+            log.advance_to(Offset(reached))
+        self.telling = False
+        self.on_commit()
 
     async def commit(self, logs: Sequence[PartitionLog], written: Sequence[PartitionLog] = ()) -> None:
         """Seal, write, sync and acknowledge one group; what is in `written` is not synced unless it must be."""
@@ -174,6 +197,7 @@ class Committer:
                 jobs.append(job)
         if told:
             self._tell(told)
+        self.on_written(logs)
         if jobs:
             await self._sync_when_there_is_room(jobs)
             self.group_count += 1
@@ -181,6 +205,7 @@ class Committer:
             for job in jobs:
                 job.log.finish_sync(job)
             self.telling = False
+            self.on_synced([job.log for job in jobs])
             self.on_commit()
         # It stands until a whole group finds room.
         self.disk_full = full

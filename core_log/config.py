@@ -83,6 +83,8 @@ class DirectoryConfig:
     # Of them and of those ready to be used again, so many are kept at most: they are disk that holds nothing.
     recycled_count_max: int = 4
     trash_ms: int = 24 * 3600 * 1000
+    # Of a shard's directory: each log of it is kept as one of several replicas, whatever its own settings say.
+    replica_count: int = 1
 
     def __post_init__(self) -> None:
         if self.journal_from_files < 2:

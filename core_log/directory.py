@@ -10,7 +10,7 @@ The directory's lock, identity and clean-shutdown marker are the node's (headrac
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from uuid import UUID
 
@@ -52,6 +52,8 @@ class LogDirectory:
         self.env = env
         self.config = config
         self.streams: dict[UUID, Stream] = {}
+        # Moves with each stream that comes, changes or goes.
+        self.version = 0
         self.replayed_count = 0
         self.pinned_from: PinnedFrom = lambda log: None
         self._shared = Shared(
@@ -141,13 +143,22 @@ class LogDirectory:
     def create_now(self, spec: StreamSpec) -> Stream:
         """The same, in this thread."""
         storage = self.env.storage
+        spec = self._replicated(spec)
         partitions = self._create_partitions(spec, 0)
         # The spec comes last: a folder without one does not count as a stream.
         storage.sync_dir(folder_of(spec.id))
         storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
         storage.sync_dir(STREAMS)
         stream = self.streams[spec.id] = Stream(spec, partitions)
+        self.version += 1
         return stream
+
+    def _replicated(self, spec: StreamSpec) -> StreamSpec:
+        """Logs of a shard are replicated, whoever asked for the stream."""
+        count = max(spec.config.replica_count, self.config.replica_count)
+        if count == spec.config.replica_count:
+            return spec
+        return msgspec.structs.replace(spec, config=replace(spec.config, replica_count=count))
 
     def _create_partitions(self, spec: StreamSpec, first: int) -> list[PartitionLog]:
         return [
@@ -182,7 +193,7 @@ class LogDirectory:
 
         await self.env.worker.run(configure)
         for log in stream.partitions:
-            log.config = config
+            log.config = stream.spec.config
 
     async def rename_stream(self, stream: Stream, *, kind: str, vhost: str, name: str) -> None:
         """The same records under another name."""
@@ -194,13 +205,16 @@ class LogDirectory:
         await self.env.worker.run(rename)
 
     def _save(self, stream: Stream, spec: StreamSpec) -> None:
+        spec = self._replicated(spec)
         self.env.storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
         stream.spec = spec
+        self.version += 1
 
     async def delete_stream(self, stream: Stream) -> None:
         """Take a stream out of service; its files lie in the trash for a day."""
         await self.committer.flush()
         del self.streams[stream.spec.id]
+        self.version += 1
         when_ms = self.env.clock.wall_us() // 1000
         source, target = folder_of(stream.spec.id), f"{TRASH}/{stream.spec.id}.{when_ms}"
 

@@ -1298,9 +1298,9 @@ class PartitionLog:
         """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
         end = int(self.high_watermark) if end is None else end
         # Replicas begin with a whole segment.
-        first = min(self.log_start, self.replica_start) if self.config.replica_count > 1 else self.log_start
-        if offset < first or offset > end:
-            raise OffsetOutOfRange(offset, first, end)
+        start = min(self.log_start, self.replica_start) if self.config.replica_count > 1 else self.log_start
+        if offset < start or offset > end:
+            raise OffsetOutOfRange(offset, start, end)
         if offset >= min(end, self.written_end):
             return None
         segment = self._segment_of(offset)
@@ -1341,7 +1341,10 @@ class PartitionLog:
 
     def delete_before(self, offset: int) -> Offset:
         """Records below the offset are gone for every reader; the next commit makes that safe and frees the files."""
-        offset = min(offset, int(self.high_watermark), int(self.synced_end))
+        offset = min(offset, int(self.high_watermark))
+        if self.config.replica_count > 1:
+            # A follower may know of a commit before its own sync.
+            offset = min(offset, int(self.synced_end))
         if offset <= self.log_start:
             return self.log_start
         self.log_start = Offset(offset)

@@ -16,7 +16,7 @@ def test_no_walk_loses_what_was_acknowledged(budget: str) -> None:
         ("obeys_for_its_former_life", 100),
         ("ignores_who_is_about_to_join", 100),
         ("cuts_to_its_watermark", 400),
-        ("skips_logs_it_has_not_heard_of", 200),
+        ("trusts_a_known_leader", 100),
     ],
 )
 def test_a_planted_mistake_is_found(mistake: str, walks: int) -> None:
