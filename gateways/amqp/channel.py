@@ -78,6 +78,8 @@ class Channel:
         self.reply_consumer: ReplyConsumer | None = None
         self.last_queue = ""
         self.next_tag = 1
+        # Tags below were given out by an earlier leader: what they were for comes again, and acks of them are void.
+        self.first_tag = 1
         # What consumers hold unacked; basic.get does not count for the prefetch.
         self.outstanding = 0
         # Prefetch for consumers that come later, and for the channel as a whole.
@@ -91,6 +93,11 @@ class Channel:
         self._front = 0
         self._confirms: deque[Confirm] = deque()
         self._confirmed = 0
+
+    def go_on(self, next_tag: int, published: int) -> None:
+        """Count on from where an earlier leader was."""
+        self.next_tag = self.first_tag = next_tag
+        self._confirmed = published
 
     # -- deliveries ---------------------------------------------------------------------------------------------
 
@@ -118,6 +125,8 @@ class Channel:
 
         Raises PRECONDITION_FAILED for a tag that is not held.
         """
+        if 0 < tag < self.first_tag:
+            return []
         if not multiple:
             return [self._release_one(tag)]
         held, front = self._held, self._front
@@ -176,6 +185,8 @@ class Channel:
 
     def set_aside(self, tag: int, multiple: bool, settle: Callable[[View, Stretch], None]) -> None:
         """Deliveries to be settled so by tx.commit; until then only the transaction knows them."""
+        if 0 < tag < self.first_tag:
+            return
         if multiple and tag:
             self._place(tag)
         last = tag or self.next_tag - 1

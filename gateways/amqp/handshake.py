@@ -13,7 +13,6 @@ import struct
 from contextlib import suppress
 from typing import NoReturn, Protocol, cast
 
-import msgspec
 import trio
 from pamqp import commands
 
@@ -37,6 +36,8 @@ from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.inbox import Inbox
 from headrace.gateways.delivery.listener import Connection
 from headrace.gateways.delivery.login import Identity, Refusal
+from headrace.gateways.relay.dialing import client_of
+from headrace.gateways.relay.opening import Opened
 
 _log = logging.getLogger(__name__)
 
@@ -61,28 +62,6 @@ CAPABILITIES: FieldTable = {
 _SIZE = struct.Struct(">I")
 # Header and end octet around a payload; where in the header its size stands.
 _FRAME_OVERHEAD, _SIZE_AT = 8, 3
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """A connection that has logged in and asked for a vhost it may enter: all that its session has to know of it. Goes
-    to the leader of the vhost as it is; who sends it there has proven to be of the cluster."""
-
-    user: str
-    vhost: str
-    channel_max: int
-    frame_max: int
-    heartbeat_s: int
-    # The client's properties, as a table of the wire's.
-    properties: bytes
-    # Where the client is, and how it came.
-    host: str
-    port: int
-    tls: bool = False
-    certified_name: str | None = None
-
-    @property
-    def client_properties(self) -> FieldTable:
-        return decode_table(self.properties, bytes_max=None)[0]
 
 
 class Gate(Protocol):
@@ -303,18 +282,14 @@ class Handshake:
         if not self._gate.access.may_enter(self.user, name):
             text = f"access to vhost '{name}' refused for user '{self.user}'"
             raise amqp_error(ReplyCode.NOT_ALLOWED, text, *ids(method))
-        connection = self._connection
         self._opened = Opened(
+            client_of(self._connection),
             self.user,
             name,
             self._channel_max,
             self._cutter.frame_max,
             self._heartbeat_s,
             encode_table(self._properties),
-            connection.host,
-            connection.port,
-            connection.tls,
-            connection.certified_name,
         )
 
     # -- the end --------------------------------------------------------------------------------------------------

@@ -80,6 +80,10 @@ class Operations:
         self._connection = connection
         self._notify_cancel = notify_cancel
         self._frame_max = frame_max
+        # While a connection of an earlier leader's is made again: what it declared may have a name of the broker's.
+        self.resuming = False
+        # That consumers left who may come back, and that are deleted for the lack of consumers if they do not.
+        self._left: set[Queue] = set()
         self._touched: dict[View, None] = {}
         self._handlers: dict[type[Method], Handler] = {
             commands.Exchange.Declare: self._exchange_declare,
@@ -284,7 +288,7 @@ class Operations:
         else:
             if not name:
                 name = f"amq.gen-{self._broker.env.ids.uuid().hex}"
-            elif name.startswith("amq.") and name not in host.queues:
+            elif name.startswith("amq.") and name not in host.queues and not self.resuming:
                 text = f"queue name '{name}' contains reserved prefix 'amq.*'"
                 raise amqp_error(ReplyCode.ACCESS_REFUSED, text)
             self._demand(Operation.CONFIGURE, "queue", name)
@@ -420,6 +424,10 @@ class Operations:
         wants = _wanted(arguments, where)
         reads = queue.settings.stream or arguments.stream_offset is not None
         if reads:
+            if self.resuming:
+                raise amqp_error(
+                    ReplyCode.PRECONDITION_FAILED, f"the place of a reader of {where} is not known any more"
+                )
             self._check_reader(channel, method, where)
         tag = self._consumer_tag(channel, method.consumer_tag)
         if any(consumer.exclusive for consumer in queue.consumers) or (method.exclusive and queue.consumers):
@@ -668,8 +676,8 @@ class Operations:
         for consumer in list(channel.consumers.values()):
             self._broker.wake(consumer.queue)
 
-    async def close_channel(self, channel: Channel) -> None:
-        """Consumers go, what they held goes back."""
+    async def close_channel(self, channel: Channel, *, keep_queues: bool = False) -> None:
+        """Consumers go, what they held goes back. `keep_queues`: the consumers come back here or elsewhere."""
         channel.open = False
         self._drop_reply_consumer(channel)
         consumers = list(channel.consumers.values())
@@ -686,10 +694,22 @@ class Operations:
                 if isinstance(view, Queue):
                     queues.add(view)
         for queue in sorted(queues, key=lambda one: one.name):
-            if queue.auto_delete and queue.had_consumers and queue.is_unused and not queue.deleted:
-                await self._host.delete_queue(queue)
-            else:
+            if keep_queues:
+                self._left.add(queue)
                 self._broker.wake(queue)
+            else:
+                await self._let_go(queue)
+
+    async def let_go_left(self) -> None:
+        """Nobody came back."""
+        for queue in sorted(self._left, key=lambda one: one.name):
+            await self._let_go(queue)
+
+    async def _let_go(self, queue: Queue) -> None:
+        if queue.auto_delete and queue.had_consumers and queue.is_unused and not queue.deleted:
+            await self._host.delete_queue(queue)
+        else:
+            self._broker.wake(queue)
 
 
 def _refuse_log_settings(asked: StreamSettings, where: str) -> None:

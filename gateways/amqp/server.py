@@ -6,6 +6,7 @@ There is one door for all addresses that AMQP is spoken on, with TLS or without.
 import logging
 from collections.abc import Sequence
 
+import msgspec
 import trio
 
 from headrace.controller.changes import (
@@ -17,17 +18,19 @@ from headrace.controller.changes import (
 )
 from headrace.controller.snapshot import Snapshot
 from headrace.gateways.amqp.config import AmqpConfig
-from headrace.gateways.amqp.handshake import Handshake, Opened
+from headrace.gateways.amqp.handshake import Handshake
 from headrace.gateways.amqp.session import Session
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.inbox import STALL_S
 from headrace.gateways.delivery.limits import Limits
-from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
+from headrace.gateways.delivery.listener import ByteSocket, Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
 from headrace.gateways.delivery.poller import Poller, is_available
 from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.relay.dialing import connection_of
+from headrace.gateways.relay.opening import AmqpOpening, Opened, Resumed
 
 _log = logging.getLogger(__name__)
 
@@ -80,17 +83,40 @@ class AmqpDoor:
             await self.adopt(connection, *outcome)
 
     async def adopt(self, connection: Connection, opened: Opened, leftover: bytes = b"") -> None:
-        """One connection that was opened by a handshake, here or elsewhere, until it ends. It is told open-ok here.
-        `leftover`: octets of the client's that were read already, from the first one behind connection.open."""
-        session = Session(self, connection, opened)
+        """One connection that was opened by a handshake, until it ends. It is told open-ok here. `leftover`: octets of
+        the client's that were read already, from the first one behind connection.open."""
+        await self._run(Session(self, connection, opened), leftover, None)
+
+    async def take_relayed(self, sock: ByteSocket, opening: bytes, leftover: bytes) -> None:
+        """A client of another node's, until it ends or that node is lost. One that was served by an earlier leader, or
+        here over a link that was lost, goes on where it was. Raises msgspec.DecodeError."""
+        told = msgspec.msgpack.decode(opening, type=AmqpOpening)
+        owner: object = None
+        for earlier in [one for one in self.sessions if one.relayed == told.connection]:
+            earlier.be_succeeded()
+            await earlier.gone()
+            owner = earlier.owner
+        connection = connection_of(told.opened.client, sock)
+        session = Session(self, connection, told.opened, relayed=told.connection, owner=owner)
+        await self._run(session, leftover, told.resumed)
+
+    async def _run(self, session: Session, leftover: bytes, resumed: Resumed | None) -> None:
         self.sessions.add(session)
         try:
-            await session.run(leftover)
+            await session.run(leftover, resumed)
         except Exception:
             # Our mistake, or a disk that fails and ends the node by another way: the other connections live on.
-            _log.exception("a connection ended by an internal error", extra={"peer": connection.host})
+            _log.exception("a connection ended by an internal error", extra={"peer": session.connection.host})
         finally:
             self.sessions.discard(session)
+
+    async def step_down(self, reason: str) -> None:
+        """Another node serves these vhosts from now on: clients of other nodes go on with it without noticing, those of
+        this node are told to come again. What they declared stays."""
+        for session in list(self.sessions):
+            session.be_succeeded()
+            if not session.relayed:
+                await session.shut(reason)
 
     def _alarms_changed(self) -> None:
         for session in list(self.sessions):

@@ -17,6 +17,7 @@ from headrace.core_log.errors import HeadraceError
 from headrace.gateways.amqp.channel import Channel
 from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.amqp.errors import AmqpError, ReplyCode, amqp_error, reply_to
+from headrace.gateways.amqp.fields import decode_table
 from headrace.gateways.amqp.frames import (
     HEARTBEAT_FRAME,
     Acks,
@@ -28,10 +29,11 @@ from headrace.gateways.amqp.frames import (
     Violation,
     encode_method,
 )
-from headrace.gateways.amqp.handshake import CLOSE_SECONDS_MAX, CLOSED_SECONDS_MAX, Ended, Opened, understands
+from headrace.gateways.amqp.handshake import CLOSE_SECONDS_MAX, CLOSED_SECONDS_MAX, Ended, understands
 from headrace.gateways.amqp.methods import Method, ids, make, octets
 from headrace.gateways.amqp.operations import Operations
 from headrace.gateways.amqp.publishing import Publisher, send_confirms
+from headrace.gateways.amqp.resuming import channel_as, resume
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
@@ -43,12 +45,16 @@ from headrace.gateways.delivery.login import Identity
 from headrace.gateways.delivery.outbox import Outbox
 from headrace.gateways.delivery.poller import Poller
 from headrace.gateways.delivery.turn import Turn
+from headrace.gateways.relay.opening import Opened, Resumed
 
 _log = logging.getLogger(__name__)
 
 READ_BYTES_MIN = 4096
 # Whose user or vhost was deleted is gone within five seconds, whatever it answers.
 EXPEL_SECONDS_MAX = 4
+# How long the queues of a relayed connection whose link was lost wait for it to come back by another one.
+RETURN_SECONDS = 2
+CLEANING_SECONDS_MAX = 5
 
 
 class Door(Protocol):
@@ -66,7 +72,17 @@ class Door(Protocol):
 
 
 class Session:
-    def __init__(self, door: Door, connection: Connection, opened: Opened) -> None:
+    def __init__(
+        self,
+        door: Door,
+        connection: Connection,
+        opened: Opened,
+        *,
+        relayed: bytes = b"",
+        owner: object = None,
+    ) -> None:
+        """`relayed`: which connection of another node's this is, if it is one; `owner`: to whom exclusive queues belong
+        that it finds here, if that is not the session itself."""
         self.door = door
         self.connection = connection
         self.peer = (connection.host, connection.port)
@@ -82,8 +98,13 @@ class Session:
         self._silent_s = 0
         self.user = opened.user
         self.vhost = opened.vhost
-        self.properties = opened.client_properties
+        self.properties = decode_table(opened.properties, bytes_max=None)[0]
         self.channels: dict[int, Channel] = {}
+        self.relayed = relayed
+        self.owner: object = owner or self
+        # The client goes on with another session: its queues outlive this one.
+        self._succeeded = trio.Event()
+        self._cleaned = trio.Event()
         # Whom the limits count this connection for, once it is open.
         self._member: Member | None = None
         self._socket = connection.socket
@@ -121,16 +142,16 @@ class Session:
 
     # -- running ----------------------------------------------------------------------------------------------------
 
-    async def run(self, leftover: bytes = b"") -> None:
+    async def run(self, leftover: bytes = b"", resumed: Resumed | None = None) -> None:
         """Serve until the client goes, breaks the protocol, or the door drains. `leftover`: what came behind
-        connection.open and was read already."""
+        connection.open and was read already. `resumed`: the client is open already, with an earlier leader."""
         with self._scope:
             try:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     nursery.start_soon(self.outbox.run)
                     try:
-                        await self._begin(leftover)
+                        await self._begin(leftover, resumed)
                         while True:
                             await self._turn(await self._next_events())
                             if self._published and self.door.alarms.active:
@@ -139,13 +160,17 @@ class Session:
                         nursery.cancel_scope.cancel()
             except* Ended:
                 pass
-        with trio.CancelScope(shield=True), trio.move_on_after(5):
+        with trio.CancelScope(shield=True), trio.move_on_after(CLEANING_SECONDS_MAX + RETURN_SECONDS):
             await self._clean_up()
 
-    async def _begin(self, leftover: bytes) -> None:
+    async def _begin(self, leftover: bytes, resumed: Resumed | None) -> None:
         """The connection is open, or was refused."""
         try:
             self._open()
+            if resumed is None:
+                self._send(0, make(commands.Connection.OpenOk))
+            else:
+                await self._resume(resumed)
         except AmqpError as error:
             await self._fail(0, error.during(*ids(commands.Connection.Open)))
         self.door.turn.end()
@@ -324,6 +349,8 @@ class Session:
             self._stay_for_its_end()
             return
         if isinstance(method, commands.Connection.CloseOk):
+            # Also from a relay whose client has gone: it will not come back.
+            self._closing = True
             raise Ended
         if self._closing:
             return
@@ -350,15 +377,29 @@ class Session:
             self.user,
             self.outbox,
             self._config,
-            connection=self,
+            connection=self.owner,
             notify_cancel=understands(self.properties, "consumer_cancel_notify"),
             frame_max=self._cutter.frame_max,
         )
         self._publisher = Publisher(self._broker, host, self.door.access, self.user, self.outbox)
         self._publisher.frame_max = self._cutter.frame_max
         self.outbox.on_room = self._wake_consumers
-        self._send(0, make(commands.Connection.OpenOk))
         _log.info("connection opened", extra={"peer": self.peer[0], "user": self.user, "vhost": name, "door": "amqp"})
+
+    async def _resume(self, resumed: Resumed) -> None:
+        assert self._operations is not None and self._member is not None
+        for number in resumed.closing:
+            self._cutter.close_channel(number)
+        for one in resumed.channels:
+            refusal = self.door.limits.open_channel(self._member)
+            if refusal is not None:
+                raise amqp_error(ReplyCode.NOT_ALLOWED, refusal)
+            self.channels[one.number] = channel_as(one)
+        await resume(resumed, self._operations, self.channels, self._cancelled)
+
+    def _cancelled(self, channel: Channel, tag: str) -> None:
+        if understands(self.properties, "consumer_cancel_notify"):
+            self._send(channel.number, make(commands.Basic.Cancel, consumer_tag=tag, nowait=True))
 
     async def _update_secret(self, method: commands.Connection.UpdateSecret) -> None:
         outcome = await self.door.authentication.login(
@@ -415,7 +456,7 @@ class Session:
             return False
         assert self._operations is not None and self._member is not None
         self.door.limits.close_channel(self._member)
-        await self._operations.close_channel(channel)
+        await self._operations.close_channel(channel, keep_queues=self._succeeded.is_set())
         return True
 
     async def _settled(self) -> None:
@@ -430,18 +471,37 @@ class Session:
         for number in list(self.channels):
             await self._close_channel(number)
         host = self._broker.vhosts.get(self.vhost)
-        if host is not None:
-            await host.delete_owned(self)
+        if host is not None and not self._succeeded.is_set():
+            await host.delete_owned(self.owner)
 
     async def _clean_up(self) -> None:
         """Whatever ended the connection."""
         self.outbox.close()
         self._socket.close()
         try:
+            if self.relayed and not self._closing:
+                await self._wait_for_successor()
             await self._let_go()
         finally:
             self._free_place()
+            self._cleaned.set()
         self.door.turn.end()
+
+    async def _wait_for_successor(self) -> None:
+        """Its link was lost, and perhaps nothing else: what it held goes to others, what it declared stays a moment."""
+        if self._operations is None:
+            return
+        for number, channel in list(self.channels.items()):
+            del self.channels[number]
+            assert self._member is not None
+            self.door.limits.close_channel(self._member)
+            await self._operations.close_channel(channel, keep_queues=True)
+        self._free_place()
+        self.door.turn.end()
+        with trio.move_on_after(RETURN_SECONDS):
+            await self._succeeded.wait()
+        if not self._succeeded.is_set():
+            await self._operations.let_go_left()
 
     def _stay_for_its_end(self) -> None:
         """The client was told closed. It closes the socket, as with RabbitMQ: each of its threads may send a close and
@@ -542,6 +602,17 @@ class Session:
             self._send_forced_close(reason)
         else:
             self._scope.cancel()
+
+    def be_succeeded(self) -> None:
+        """Another leader, or another session here, goes on with the client: nothing is deleted because this one ends.
+        If it is relayed, it ends at once and without a word."""
+        self._succeeded.set()
+        if self.relayed:
+            self._scope.cancel()
+
+    async def gone(self) -> None:
+        """Wait until nothing is held by it any more."""
+        await self._cleaned.wait()
 
     def _send_forced_close(self, reason: str) -> None:
         text = f"CONNECTION_FORCED - {reason}"

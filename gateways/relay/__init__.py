@@ -1,0 +1,1 @@
+"""What the doors share for clients whose vhost is led by another node."""

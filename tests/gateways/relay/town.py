@@ -1,0 +1,178 @@
+"""A small cluster in one process for tests: nodes that lead, one after the other, on the same disk and metadata, and a
+node that leads nothing and relays. Links between them are real sockets; who leads is the test's affair."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+import pika
+import trio
+from tests.gateways.delivery.house import House
+
+from headrace.config import load_config
+from headrace.controller.config import Definitions
+from headrace.controller.passwords import HashCost
+from headrace.controller.service import MetadataService
+from headrace.core_log.config import DirectoryConfig
+from headrace.core_log.directory import LogDirectory
+from headrace.core_log.peer.door import PeerDoor
+from headrace.core_log.peer.errors import PeerUnreachable
+from headrace.core_log.peer.frames import Hello, Purpose
+from headrace.core_log.peer.link import PeerLink, Peers
+from headrace.gateways.amqp.front import AmqpFront, AmqpFrontListener
+from headrace.gateways.delivery.listener import TlsSide
+from headrace.gateways.relay.answering import RelayAnswers
+from headrace.gateways.relay.leaders import NoLeader
+from headrace.service import Commons, Service, open_service
+
+T = TypeVar("T")
+CLUSTER, SECRET = UUID(int=5), b"a secret of the town's"
+PATIENCE_S = 60
+_nonces = count(1)
+
+
+class Where(NamedTuple):
+    host: str
+    port: int
+
+
+def _nonce() -> bytes:
+    return next(_nonces).to_bytes(32, "little")
+
+
+def _hello(node: int) -> Hello:
+    return Hello(CLUSTER, node, 1, UUID(int=node), Purpose.RELAY)
+
+
+@dataclass
+class Leading:
+    """A node that leads."""
+
+    service: Service
+    scope: trio.CancelScope
+    where: Where
+    ended: trio.Event
+    links: list[PeerLink] = field(default_factory=list)
+
+    async def kill(self) -> None:
+        """As a crash leaves it: nobody is told, nothing is closed but sockets."""
+        self.scope.cancel()
+        await self.ended.wait()
+
+
+class Leaders:
+    """As a node sees them."""
+
+    def __init__(self, town: "Town", node: int) -> None:
+        self.patience_s = 20.0
+        self._town = town
+        self._node = node
+        self._peers = Peers(lambda: _hello(node), SECRET, _nonce)
+
+    def here(self, vhost: str) -> Service | None:
+        leading = self._town.leading
+        return leading.service if leading is not None and self._node == self._town.leader else None
+
+    async def connect(self, vhost: str, detail: bytes) -> PeerLink:
+        while self._town.leading is None:
+            if self._town.is_hopeless:
+                raise NoLeader("nobody leads it")
+            await trio.sleep(0.01)
+        if self._town.is_cut:
+            raise PeerUnreachable("the network is cut")
+        return await self._peers.connect(self._town.leading.where, Purpose.RELAY, detail)
+
+
+class Town:
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.house = House()
+        self.leading: Leading | None = None
+        # Which node that is; the one that clients of these tests come to is 1.
+        self.leader = 2
+        self.is_hopeless = False
+        self.is_cut = False
+        self.leaders = Leaders(self, 1)
+        self.config = load_config(None, {}, {})
+        self.ports: dict[str, int] = {}
+        self.front: AmqpFront | None = None
+        self._nursery = nursery
+
+    async def lead(self) -> Leading:
+        """A node opens what the last one left, and leads."""
+        self.leading = await self._nursery.start(self._lead)
+        return self.leading
+
+    async def _lead(self, task_status: trio.TaskStatus[Leading]) -> None:
+        ended = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                commons = await self._commons(nursery, self.house)
+                directory = await LogDirectory.open(self.house.env, DirectoryConfig(), clean=False)
+                nursery.start_soon(directory.run)
+                service = await open_service(commons, directory, nursery, clean=False)
+                door = PeerDoor(
+                    lambda: _hello(2), SECRET, _nonce, {Purpose.RELAY: RelayAnswers(Leaders(self, self.leader)).handle}
+                )
+                where = Where(*await door.open("127.0.0.1", 0))
+                nursery.start_soon(door.serve)
+                task_status.started(Leading(service, nursery.cancel_scope, where, ended))
+        finally:
+            self.leading = None
+            ended.set()
+
+    async def _commons(self, nursery: trio.Nursery, house: House) -> Commons:
+        metadata = MetadataService(
+            lambda: house.store, new_uuid=house.env.ids.uuid, hash_cost=HashCost(memory_kib=8, passes=1)
+        )
+        await nursery.start(metadata.run)
+        await metadata.seed(Definitions())
+        return Commons(self.config, house.env, metadata, trio.CapacityLimiter(2))
+
+    async def open_front(self, tls: TlsSide | None = None) -> None:
+        """The node that clients come to."""
+        # Users of its own: nobody here hands metadata around.
+        commons = await self._commons(self._nursery, House(seed=2))
+        self.front = AmqpFront(
+            self.leaders,
+            commons.env,
+            commons.access,
+            commons.authentication,
+            commons.limits,
+            commons.watch.alarms,
+            has_vhost=lambda name: name in commons.metadata.snapshot.vhosts,
+            config=self.config.amqp.door(),
+        )
+        self.listener = AmqpFrontListener("amqp", self.front, tls)
+        self.ports["amqp"] = (await self.listener.open("127.0.0.1", 0))[1]
+        self._nursery.start_soon(self.listener.serve)
+        self._nursery.start_soon(self.front.run)
+
+    def connect(self, **settings: Any) -> pika.BlockingConnection:
+        settings = {"heartbeat": 0, "socket_timeout": PATIENCE_S, "blocked_connection_timeout": PATIENCE_S} | settings
+        return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.ports["amqp"], **settings))
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        with trio.fail_after(PATIENCE_S):
+            while not holds():
+                await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def town() -> AsyncIterator[Town]:
+    """With a leader, and a node that leads nothing."""
+    with contextlib.suppress(trio.Cancelled):
+        async with trio.open_nursery() as nursery:
+            built = Town(nursery)
+            await built.lead()
+            await built.open_front()
+            yield built
+            nursery.cancel_scope.cancel()
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    with trio.fail_after(2 * PATIENCE_S):
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
