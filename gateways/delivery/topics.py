@@ -106,6 +106,11 @@ def check_new_name(name: str) -> None:
             raise Invalid(f"names that end with '{end}' are reserved for queues")
 
 
+def partition_of(key: bytes, count: int) -> int:
+    """Where a record with this key goes in a topic of so many partitions."""
+    return xxh3_64_intdigest(key) % count if count > 1 else 0
+
+
 class Topics:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -321,8 +326,7 @@ class Topics:
 
     def partition_for(self, place: Place, key: bytes) -> int:
         """Where a record with this key goes: the same partition for the same key, until the topic grows."""
-        count = self.partition_count(place)
-        return xxh3_64_intdigest(key) % count if count > 1 else 0
+        return partition_of(key, self.partition_count(place))
 
     def next_partition(self, place: Place) -> int:
         """Where the next records without a key go: to one partition after the other."""

@@ -26,20 +26,25 @@ from headrace.gateways.delivery.login import Reason, Refusal
 from headrace.gateways.http import (
     audit,
     connections,
+    cursors,
     dead_letters,
     delayed,
     groups,
     health,
+    leases,
     metrics,
     openapi,
     publishing,
     queues,
     reading,
     schedules,
+    segments,
+    staging,
     topics,
 )
 from headrace.gateways.http.config import SMALL_BODY_BYTES_MAX
 from headrace.gateways.http.connection import CONNECTION, Gone
+from headrace.gateways.http.download import Download, DownloadResponse
 from headrace.gateways.http.operations import (
     Answer,
     Call,
@@ -100,6 +105,10 @@ def all_operations() -> list[Operation]:
         *groups.operations(),
         *delayed.operations(),
         *schedules.operations(),
+        *staging.operations(),
+        *segments.operations(),
+        *cursors.operations(),
+        *leases.operations(),
         *_about_itself(),
     ]
 
@@ -163,7 +172,7 @@ class App:
                 await self.door.stopping.wait()
                 nursery.cancel_scope.cancel()
 
-        return await operation.handler(Call(self.door, visitor, path, query, body, abandoned))
+        return await operation.handler(Call(self.door, visitor, path, query, body, abandoned, request.headers))
 
     def _logged(self, operation: Operation, request: Request, response: Response) -> Response:
         """Who changed what, from where; messages are no such changes."""
@@ -211,6 +220,9 @@ class App:
     # -- answers --------------------------------------------------------------------------------------------------
 
     def _response(self, reply: Reply) -> Response:
+        if isinstance(reply.value, Download):
+            headers = {**self._headers, **reply.headers, "content-type": reply.media_type}
+            return DownloadResponse(self.door.broker.env.worker, reply.value, reply.status, headers)
         if reply.value is None:
             content = b""
         elif isinstance(reply.value, bytes):

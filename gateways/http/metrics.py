@@ -215,6 +215,8 @@ def _of_node(door: "HttpDoor") -> Iterator[Metric]:
     running = sum(one.state is State.RUNNING for one in broker.redrives.list())
     yield _gauge("redrives_running", "Redrives that have not come to their end", running)
     yield from _of_delays(door)
+    yield from _of_staging(door)
+    yield from _of_leases(door)
     requests = CounterMetricFamily("headrace_http_requests", "Requests that were answered", labels=["status"])
     for status in ("2xx", "4xx", "5xx"):
         requests.add_metric([status], door.answers[status])
@@ -249,6 +251,34 @@ def _of_delays(door: "HttpDoor") -> Iterator[Metric]:
     schedules.add_metric(["active"], len(found) - paused)
     schedules.add_metric(["paused"], paused)
     yield schedules
+
+
+def _of_staging(door: "HttpDoor") -> Iterator[Metric]:
+    staging = door.staging
+    yield _gauge("staged_bytes", "Bytes that wait for a commit", staging.byte_count)
+    yield _gauge("stages", "Stages that wait for a commit", staging.stage_count)
+    yield _gauge("staging_queries", "Queries whose last batch is remembered", staging.query_count)
+    commits = CounterMetricFamily("headrace_staging_commits", "Commits, by what came of them", labels=["outcome"])
+    for outcome in ("committed", "repeated"):
+        commits.add_metric([outcome], staging.counts[outcome])
+    yield commits
+    gone = CounterMetricFamily("headrace_stages_gone", "Stages that were never published, by why", labels=["reason"])
+    for reason in ("aborted", "expired"):
+        gone.add_metric([reason], staging.counts[reason])
+    yield gone
+    yield _counter("staged_messages", "Messages that were staged", staging.counts["staged"])
+    yield _counter("staging_published", "Messages that commits have published", staging.counts["published"])
+    yield _counter("staging_dropped", "Messages whose topic went while they were published", staging.counts["dropped"])
+
+
+def _of_leases(door: "HttpDoor") -> Iterator[Metric]:
+    leases = door.read_leases
+    yield _gauge("read_leases", "Read leases that count", leases.count)
+    yield _gauge("read_leases_overdue", "Partitions for which retention no longer waits", leases.overdue_count)
+    events = CounterMetricFamily("headrace_read_lease_events", "What became of read leases", labels=["event"])
+    for event in ("granted", "renewed", "released", "expired"):
+        events.add_metric([event], leases.counts[event])
+    yield events
 
 
 def _of_log(counts: Mapping[str, StreamCounts]) -> Iterator[Metric]:

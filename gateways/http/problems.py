@@ -20,6 +20,7 @@ from headrace.core_log.errors import (
     StorageError,
 )
 from headrace.gateways.delivery.consumer_groups import Fenced, GroupInUse, NotHeld, OffsetBehind, UnknownMember
+from headrace.gateways.delivery.staging import QueueFull
 
 MEDIA_TYPE = "application/problem+json"
 # Where the codes are explained; a document's `type` points into it.
@@ -52,6 +53,7 @@ class Code(Enum):
     PRECONDITION_FAILED = ("precondition_failed", 412, "It has changed meanwhile")
     BODY_TOO_LARGE = ("body_too_large", 413, "The body is larger than the limit")
     UNSUPPORTED_MEDIA_TYPE = ("unsupported_media_type", 415, "The body must be JSON")
+    RANGE_NOT_SATISFIABLE = ("range_not_satisfiable", 416, "There are no such bytes, or none that are committed")
     INVALID = ("invalid", 422, "The body can be read, but what it says is not lawful")
     TOO_MANY_FAILURES = ("too_many_failures", 429, "Too many logins have failed from this address")
     QUEUE_FULL = ("queue_full", 429, "A queue takes no more")
@@ -137,6 +139,7 @@ _CODE_OF_FAMILY: tuple[tuple[type[HeadraceError], Code], ...] = (
     (Fenced, Code.FENCED),
     (OffsetBehind, Code.OFFSET_BEHIND),
     (GroupInUse, Code.IN_USE),
+    (QueueFull, Code.QUEUE_FULL),
     (Refused, Code.REFUSED),
     (DiskFull, Code.DISK_FULL),
     (StorageError, Code.STORAGE_FAILED),

@@ -102,7 +102,7 @@ Messages = NewMessage | Annotated[list[NewMessage], Meta(min_length=1, max_lengt
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class Ready:
     """A message that was found lawful."""
 
     index: int
@@ -124,10 +124,10 @@ class _Ready:
 
 async def publish_messages(call: Call[TopicPath, PublishQuery, NewMessage | list[NewMessage]]) -> Reply:
     door = call.door
-    place = _place(door, call.visitor, call.path.topic)
-    _check_alarms(door)
+    place = place_of(door, call.visitor, call.path.topic)
+    check_alarms(door)
     messages = [call.body] if isinstance(call.body, NewMessage) else call.body
-    batch = _Batch(door, call.visitor, place)
+    batch = Batch(door, call.visitor, place)
     ready = await batch.checked(messages)
     refused = await batch.publish(ready)
     if call.query.acks != "0":
@@ -137,7 +137,7 @@ async def publish_messages(call: Call[TopicPath, PublishQuery, NewMessage | list
     return Reply(PublishedAll(results=batch.results))
 
 
-def _place(door: "HttpDoor", visitor: Visitor, name: str) -> Place:
+def place_of(door: "HttpDoor", visitor: Visitor, name: str) -> Place:
     asked = parse_name(name)
     visitor.require_vhost(asked.vhost)
     try:
@@ -150,7 +150,7 @@ def _place(door: "HttpDoor", visitor: Visitor, name: str) -> Place:
     return place
 
 
-def _check_alarms(door: "HttpDoor") -> None:
+def check_alarms(door: "HttpDoor") -> None:
     """Over AMQP and MQTT publishers are kept waiting; here they are told to come back."""
     active = door.alarms.active
     if active:
@@ -158,7 +158,7 @@ def _check_alarms(door: "HttpDoor") -> None:
         raise Problem(code, f"publishers have to wait: {door.alarms.reason}", headers={"retry-after": "5"})
 
 
-class _Batch:
+class Batch:
     def __init__(self, door: "HttpDoor", visitor: Visitor, place: Place) -> None:
         self._door = door
         self._broker = door.broker
@@ -178,7 +178,7 @@ class _Batch:
 
     # -- checking -------------------------------------------------------------------------------------------------
 
-    async def checked(self, messages: Sequence[NewMessage]) -> list[_Ready]:
+    async def checked(self, messages: Sequence[NewMessage]) -> list[Ready]:
         if self._place.kind is not TopicKind.TOPIC:
             found = self._host.router.exchange(self._exchange)
             if found is not None and found.internal:
@@ -200,14 +200,14 @@ class _Batch:
                 raise Problem(Code.INVALID, str(error), index=index) from None
         return ready
 
-    def _checked(self, index: int, message: NewMessage) -> _Ready:
+    def _checked(self, index: int, message: NewMessage) -> Ready:
         key = octets(message.key, message.key_encoding)
         value = value_octets(message.value, message.encoding)
         tags = self._tags(message.tags)
         numbered = self._producer(message)
         due_us, schedule_id = self._due(message)
         if self._place.kind is TopicKind.TOPIC:
-            return _Ready(
+            return Ready(
                 index,
                 key,
                 value,
@@ -230,7 +230,7 @@ class _Batch:
             message.headers, content_type=content_type, tags=tags, persistent=message.persistent
         )
         target = self._target(key, properties, tags, message.headers.get("CC", ()))
-        return _Ready(
+        return Ready(
             index,
             key,
             value,
@@ -321,7 +321,7 @@ class _Batch:
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
-    async def publish(self, ready: Sequence[_Ready]) -> Problem | None:
+    async def publish(self, ready: Sequence[Ready]) -> Problem | None:
         """All of them, or up to the one that was refused; then the problem."""
         self.results = [Published()] * len(ready)
         if self._place.kind is TopicKind.TOPIC and not any(one.producer or one.due_us for one in ready):
@@ -340,7 +340,7 @@ class _Batch:
             self._door.turn.soon()
         return None
 
-    def _still_lawful(self, ready: Sequence[_Ready]) -> Problem | None:
+    def _still_lawful(self, ready: Sequence[Ready]) -> Problem | None:
         """Others had their turn since it was looked at."""
         visitor, place, first = self._visitor, self._place, ready[0].index
         if not self._door.topics.is_there(place):
@@ -362,7 +362,7 @@ class _Batch:
         user = self._broker.metadata.snapshot.users.get(self._visitor.name)
         return None if user is None else user.version
 
-    def _publish(self, ready: Sequence[_Ready]) -> Problem | None:
+    def _publish(self, ready: Sequence[Ready]) -> Problem | None:
         first = 0
         while first < len(ready):
             last = first + 1
@@ -383,7 +383,7 @@ class _Batch:
             first = last
         return None
 
-    def _park(self, run: Sequence[_Ready]) -> None:
+    def _park(self, run: Sequence[Ready]) -> None:
         """Until they are due."""
         one, place = run[0], self._place
         if place.kind is TopicKind.TOPIC:
@@ -417,7 +417,7 @@ class _Batch:
             told = item.id.decode("utf-8", "replace")
             self.results[item.index] = Published(schedule_id=told, deliver_at=time_text(item.due_us))
 
-    def _append(self, run: Sequence[_Ready]) -> None:
+    def _append(self, run: Sequence[Ready]) -> None:
         """To a created topic."""
         one = run[0]
         log = self._door.topics.log_at(self._place, one.partition)
@@ -449,7 +449,7 @@ class _Batch:
         else:
             committer.lazy(log)
 
-    def _route(self, run: Sequence[_Ready]) -> None:
+    def _route(self, run: Sequence[Ready]) -> None:
         """To an exchange or queue, as an AMQP publish."""
         one = run[0]
         assert one.target is not None
@@ -474,7 +474,7 @@ class _Batch:
                 told = Published(partition=log.partition, offset=reached - len(run) + place, queues=count)
             self.results[item.index] = told
 
-    def _store(self, target: Target, run: Sequence[_Ready]) -> int | None:
+    def _store(self, target: Target, run: Sequence[Ready]) -> int | None:
         """The offset behind them; -1 for one that was published before; None for what is kept in no log."""
         one = run[0]
         properties, values = [item.properties for item in run], [item.value for item in run]
@@ -506,7 +506,7 @@ class _Batch:
             await done.wait()
 
 
-def _alike(one: _Ready, other: _Ready) -> bool:
+def _alike(one: Ready, other: Ready) -> bool:
     """Whether two neighbours can be one append."""
     if one.producer is not None or other.producer is not None or one.persistent is not other.persistent:
         return False

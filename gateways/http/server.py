@@ -11,10 +11,13 @@ from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordinator
 from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
+from headrace.gateways.delivery.cursors import Cursors
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
+from headrace.gateways.delivery.read_leases import ReadLeases
 from headrace.gateways.delivery.schedules import Schedules
+from headrace.gateways.delivery.staging import Staging
 from headrace.gateways.delivery.topics import Topics
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.app import App
@@ -41,6 +44,9 @@ class HttpDoor:
         groups: GroupCoordinator,
         group_topics: GroupTopics,
         schedules: Schedules,
+        staging: Staging,
+        cursors: Cursors,
+        read_leases: ReadLeases,
         words: Words,
         open_connections: Connections,
         config: HttpConfig | None = None,
@@ -57,6 +63,9 @@ class HttpDoor:
         self.groups = groups
         self.group_topics = group_topics
         self.schedules = schedules
+        self.staging = staging
+        self.cursors = cursors
+        self.read_leases = read_leases
         self.words = words
         # Of the other doors.
         self.open_connections = open_connections
@@ -74,7 +83,7 @@ class HttpDoor:
 
     async def serve(self, connection: Connection) -> None:
         """One connection, until it ends."""
-        one = HttpConnection(self.app, connection, self.config, self.broker.env.clock)
+        one = HttpConnection(self.app, connection, self.config, self.broker.env.clock, self.broker.env.worker)
         self.connections.add(one)
         try:
             await one.run()

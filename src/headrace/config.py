@@ -16,6 +16,8 @@ from headrace.gateways.amqp.config import AmqpConfig
 from headrace.gateways.delivery.alarms import AlarmsConfig
 from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
 from headrace.gateways.delivery.limits import LimitsConfig
+from headrace.gateways.delivery.read_leases import LeaseConfig
+from headrace.gateways.delivery.staging_config import StagingConfig
 from headrace.gateways.delivery.tls import NameFrom, TlsConfig
 from headrace.gateways.http.config import HttpConfig
 from headrace.gateways.mqtt.config import MqttConfig
@@ -289,6 +291,34 @@ class GroupsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class StagingSection:
+    bytes_max: int = setting(Size(MIB), "how much may wait in stages, of all queries together", 1024 * MIB)
+    expiry_ms: int = setting(Milliseconds(MINUTE_MS), "how long a stage waits for its commit", DAY_MS)
+    queries_retention_ms: int = setting(
+        Milliseconds(MINUTE_MS), "how long after its last commit a query is remembered", 90 * DAY_MS
+    )
+
+    def values(self) -> StagingConfig:
+        return StagingConfig(
+            bytes_max=self.bytes_max,
+            expiry_ms=self.expiry_ms,
+            queries_retention_ms=self.queries_retention_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesSection:
+    hold_s_max: int = setting(
+        Seconds(1, 366 * 86_400), "how long retention waits for a reader whose lowest offset does not move", 86_400
+    )
+    ttl_s_max: int = setting(Seconds(1, 7 * 86_400), "how long a lease counts at most without being renewed", 3600)
+    count_max: int = setting(Count(1, 1_000_000), "how many leases there may be", 10_000)
+
+    def values(self) -> LeaseConfig:
+        return LeaseConfig(hold_s_max=self.hold_s_max, ttl_s_max=self.ttl_s_max, count_max=self.count_max)
+
+
+@dataclass(frozen=True, slots=True)
 class DelaySection:
     tick_ms: int = setting(Milliseconds(1, MINUTE_MS), "due times are rounded up to whole ticks", 1)
     horizon_s: int = setting(Seconds(1, 3600), "what is due within this waits in memory, with 16 bytes for each", 120)
@@ -403,6 +433,62 @@ class AlarmsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSection:
+    store: str = setting(
+        Text(blank=True),
+        "PostgreSQL that has the metadata of all nodes, as postgresql://user@host/database; none: one node alone",
+        "",
+        flag="--cluster",
+    )
+    node_id: int = setting(
+        Count(0, 65_535), "number of this node, from 1 on, for ever; with `store` only", 0, flag="--node-id"
+    )
+    secret_file: Path | None = setting(
+        FilePath(maybe=True),
+        "file with the secret that nodes prove to each other, 16 bytes or more, for its owner only",
+        None,
+        flag="--secret-file",
+    )
+    peer_tls: bool = setting(
+        Flag(), "nodes show each other tls.certificate, and take those of the CAs in tls.client_ca", False
+    )
+    advertise: str = setting(
+        Text(blank=True), "host name at which other nodes reach this one; none: the address of the peer door", ""
+    )
+    shards: int = setting(
+        Count(1, 1024), "parts into which vhosts are divided, each with a leader of its own; of a new cluster", 3
+    )
+    replicas: int = setting(Count(1, 15), "nodes that keep each shard", 3)
+    min_in_sync: int = setting(Count(1, 15), "nodes that must have a record before it is confirmed", 2)
+    lag_seconds: int = setting(Seconds(1, 3600), "how long a node may lag behind before it no longer counts", 10)
+    catch_up_bytes: int | None = setting(
+        Size(KIB, unlimited=True), "bytes a second that a node which lags behind may take from a leader", None
+    )
+    patience_seconds: int = setting(
+        Seconds(0, 3600), "how long clients are kept waiting for a leader before they are sent away", 30
+    )
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self.store)
+
+    def problems(self) -> list[str]:
+        """What does not go together."""
+        found = []
+        if not self.store:
+            if self.node_id or self.secret_file is not None:
+                found.append("cluster.store: missing; node_id and secret_file are of use in a cluster only")
+            return found
+        if not self.node_id:
+            found.append("cluster.node_id: missing; each node of a cluster has a number of its own, from 1 on")
+        if self.secret_file is None:
+            found.append("cluster.secret_file: missing; nodes prove to each other that they know the same secret")
+        if self.min_in_sync > self.replicas:
+            found.append(f"cluster.min_in_sync: {self.min_in_sync} nodes cannot have what is kept on {self.replicas}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     node: NodeConfig = section(NodeConfig)
     doors: DoorsConfig = section(DoorsConfig)
@@ -412,10 +498,13 @@ class Config:
     mqtt: MqttSection = section(MqttSection)
     http: HttpSection = section(HttpSection)
     groups: GroupsSection = section(GroupsSection)
+    staging: StagingSection = section(StagingSection)
+    leases: LeasesSection = section(LeasesSection)
     delay: DelaySection = section(DelaySection)
     tls: TlsSection = section(TlsSection)
     limits: LimitsSection = section(LimitsSection)
     alarms: AlarmsSection = section(AlarmsSection)
+    cluster: ClusterSection = section(ClusterSection)
     # Vhosts, users, rights, policies, and the limits of single users and vhosts.
     definitions: Definitions = parsed(SECTIONS, parse_definitions)  # noqa: RUF009 (it makes a field)
     # Where they stand, for those who find something wrong with them.
@@ -427,4 +516,6 @@ def load_config(path: Path | None, environ: Mapping[str, str], overrides: Mappin
     config = load(Config, path, environ, overrides)
     # Half a configuration of TLS is found here, not when a door opens.
     config.tls.doors()
+    if wrong := config.cluster.problems():
+        raise ConfigError(wrong)
     return replace(config, file=path)

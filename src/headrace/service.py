@@ -5,13 +5,14 @@ its election until it steps down. What all of them share (users and their rights
 protocols) is `Commons`. Neighbours: node.py opens the listeners.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import trio
 
 from headrace import __version__
 from headrace.config import Config
-from headrace.controller.service import MetadataService
+from headrace.controller.metadata import Metadata
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.record import Protocol as Vocabulary
@@ -27,12 +28,15 @@ from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordinator
 from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
+from headrace.gateways.delivery.cursors import Cursors
 from headrace.gateways.delivery.delayed_duty import DutyKind
 from headrace.gateways.delivery.delayed_publish import DelayedPublishes
 from headrace.gateways.delivery.delayed_topics import DelayedTopics
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.meter import SystemMeter, Watch
+from headrace.gateways.delivery.read_leases import ReadLeases
 from headrace.gateways.delivery.schedules import Schedules
+from headrace.gateways.delivery.staging import Staging
 from headrace.gateways.delivery.topics import Topics
 from headrace.gateways.delivery.turn import Turn
 from headrace.gateways.http.server import HttpDoor
@@ -41,13 +45,13 @@ from headrace.gateways.mqtt.delaying import FiredWords
 from headrace.gateways.mqtt.properties import with_user_properties
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.server import MqttDoor
-from headrace.gateways.plain import PlainWords
+from headrace.gateways.plain import PlainWords, restated
 
 
 class Commons:
     """What every service of a node uses, and the listeners too."""
 
-    def __init__(self, config: Config, env: Env, metadata: MetadataService, hashing: trio.CapacityLimiter) -> None:
+    def __init__(self, config: Config, env: Env, metadata: Metadata, hashing: trio.CapacityLimiter) -> None:
         self.config = config
         self.env = env
         self.metadata = metadata
@@ -62,6 +66,12 @@ class Commons:
         self.keys = RoutingKeys(lossy=config.mqtt.lossy_topics)
         self.mapping = PropertyMapping(self.keys)
 
+    def part(self, env: Env, metadata: Metadata, watch: Watch) -> "Commons":
+        """The same for one shard of a cluster, which has a storage of its own and comes and goes."""
+        found = copy(self)
+        found.env, found.metadata, found.watch = env, metadata, watch
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -70,9 +80,15 @@ class Service:
     mqtt: MqttDoor
     http: HttpDoor
 
+    async def dismiss(self, reason: str) -> None:
+        """Another node serves these vhosts from now on: who is connected here is told to come again."""
+        await self.amqp.step_down(reason)
+        await self.mqtt.step_down(reason)
+
     async def close(self) -> None:
         """Everything settled is safe when this returns."""
         await self.mqtt.close()
+        await self.http.groups.close()
         await self.broker.close()
 
 
@@ -117,10 +133,17 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
     topics = Topics(broker)
     broker.delayed.carry(DutyKind.TOPIC, DelayedTopics(broker, topics))
     await topics.load()
+    cursors = Cursors(broker)
+    read_leases = ReadLeases(broker, config.leases.values())
+    staging = Staging(broker, topics, config.staging.values())
     group_topics = GroupTopics(broker, topics)
     groups = GroupCoordinator(broker, group_topics.logs_of, config.groups.values())
+    groups.retries.restate = restated
     await broker.load()
     await groups.load()
+    await staging.load()
+    await cursors.load()
+    await read_leases.load()
     metadata.listen(broker.metadata_changed)
     mqtt.load()
     schedules.load()
@@ -129,6 +152,8 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
     nursery.start_soon(schedules.run)
     nursery.start_soon(topics.run)
     nursery.start_soon(groups.run)
+    nursery.start_soon(staging.run)
+    nursery.start_soon(read_leases.run)
     nursery.start_soon(mqtt.run)
     amqp = AmqpDoor(broker, turn, access, authentication, limits, watch, config.amqp.door())
     nursery.start_soon(amqp.run)
@@ -143,6 +168,9 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
         groups=groups,
         group_topics=group_topics,
         schedules=schedules,
+        staging=staging,
+        cursors=cursors,
+        read_leases=read_leases,
         words=PlainWords(keys),
         open_connections=OpenConnections(amqp, mqtt),
         config=config.http.door(),

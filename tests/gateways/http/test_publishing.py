@@ -15,7 +15,7 @@ from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.topics import Topics, parse_name
 from headrace.gateways.http.problems import Code
-from headrace.gateways.http.publishing import NewMessage, _Batch
+from headrace.gateways.http.publishing import NewMessage, Batch
 from headrace.gateways.http.visitor import Visitor
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.plain import PlainWords
@@ -35,7 +35,7 @@ class Turn:
 
 
 @asynccontextmanager
-async def batch_for(name: str) -> AsyncIterator[tuple[Running, Topics, Turn, _Batch]]:
+async def batch_for(name: str) -> AsyncIterator[tuple[Running, Topics, Turn, Batch]]:
     async with House().broker() as running:
         running.broker.fields_of = routing_fields
         topics = Topics(running.broker)
@@ -48,7 +48,7 @@ async def batch_for(name: str) -> AsyncIterator[tuple[Running, Topics, Turn, _Ba
         door: Any = SimpleNamespace(
             broker=running.broker, topics=topics, words=PlainWords(RoutingKeys()), turn=turn, access=access
         )
-        yield running, topics, turn, _Batch(door, Visitor("guest", access), topics.resolve(parse_name(name)))
+        yield running, topics, turn, Batch(door, Visitor("guest", access), topics.resolve(parse_name(name)))
 
 
 async def test_batch_of_many_slices_has_a_result_for_each_message_in_their_order() -> None:
