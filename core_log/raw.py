@@ -26,7 +26,7 @@ async def send_raw(worker: Worker, stream: trio.abc.SendStream, piece: RawSlice)
     file = piece.segment.file
     sent = 0
     if isinstance(stream, trio.SocketStream):
-        descriptor = await worker.run(lambda: _own_descriptor(file, piece.position))
+        descriptor = await worker.run(lambda: own_descriptor(file, piece.position))
         if descriptor is not None:
             try:
                 sent = await _send_file(worker, stream, descriptor, piece)
@@ -41,7 +41,7 @@ async def send_raw(worker: Worker, stream: trio.abc.SendStream, piece: RawSlice)
         sent += len(data)
 
 
-def _own_descriptor(file: File, position: int) -> int | None:
+def own_descriptor(file: File, position: int) -> int | None:
     """A descriptor of our own for the file, or None where there is none to be had.
 
     The storage may close its descriptor, and the system give its number away, between the two calls; so what it reads

@@ -105,6 +105,10 @@ class Access:
             answer = self._keep(self._key_answers, key, decided)
         return answer
 
+    def narrows_keys(self, user: str, vhost: str, exchange: str) -> bool:
+        """Whether the user may read (or write) only some keys of a topic exchange."""
+        return (user, vhost, exchange) in self._snapshot.topic_permissions
+
     def has(self, user: str, tag: Tag) -> bool:
         """Whether the user has the tag, or one that includes it."""
         found = self._snapshot.users.get(user)

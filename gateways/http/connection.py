@@ -10,6 +10,7 @@ application, delivery/listener.py accepted the connection and shook hands where 
 """
 
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
@@ -22,14 +23,17 @@ import h11
 import msgspec
 import trio
 
-from headrace.core_log.env import Clock
+from headrace.core_log.env import Clock, Worker
+from headrace.core_log.errors import StorageError
 from headrace.gateways.delivery.listener import Connection
 from headrace.gateways.http.config import HEAD_BYTES_MAX, HttpConfig
+from headrace.gateways.http.download import ZERO_COPY
 from headrace.gateways.http.problems import MEDIA_TYPE, Code, Problem
 
 _log = logging.getLogger(__name__)
 
 READ_BYTES = 64 * 1024
+SENDFILE_BYTES = 1024 * 1024
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 4 * 1024 * 1024
 # In an ASGI scope: the listener's Connection, which knows of TLS and certificates.
@@ -46,7 +50,16 @@ class Gone(Exception):
 
 
 class HttpConnection:
-    def __init__(self, application: Application, connection: Connection, config: HttpConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        application: Application,
+        connection: Connection,
+        config: HttpConfig,
+        clock: Clock,
+        worker: Worker | None = None,
+    ) -> None:
+        """Without a worker every byte of an answer comes from the application."""
+        self._worker = worker
         self._application = application
         self._connection = connection
         self._socket = connection.socket
@@ -157,6 +170,7 @@ class HttpConnection:
             "headers": [(name, value) for name, value in request.headers],
             "client": (self._connection.host, self._connection.port),
             "server": None,
+            "extensions": {} if self._worker is None or self._connection.tls else {ZERO_COPY: {}},
             CONNECTION: self._connection,
         }
 
@@ -193,6 +207,29 @@ class HttpConnection:
 
     async def send_event(self, *events: h11.Event) -> None:
         await self._write(b"".join(self._http.send(event) or b"" for event in events))
+
+    async def send_file(self, descriptor: int, position: int, count: int) -> None:
+        """So many bytes of a file as the rest of an answer, without a copy of ours."""
+        assert self._worker is not None, "nobody was told that this can be done"
+        assert self._http.send_with_data_passthrough(h11.Data(data=_Elsewhere(count))) is not None  # type: ignore[arg-type]
+        # Closed while the worker is at it, our number could be somebody else's connection by then.
+        out = os.dup(self._socket.fileno())
+        try:
+            end = position + count
+            while position < end:
+                at, size = position, min(end - position, SENDFILE_BYTES)
+                try:
+                    sent = await self._worker.run(lambda at=at, size=size: os.sendfile(out, descriptor, at, size))  # type: ignore[misc]
+                except BlockingIOError:
+                    await self._wait_writable()
+                    continue
+                except OSError:
+                    raise Gone from None
+                if not sent:
+                    raise StorageError(f"a file ends before byte {end}")
+                position += sent
+        finally:
+            os.close(out)
 
     def closes(self) -> bool:
         """Whether the answer that is about to be sent is the last one: the request was not read to its end, and what
@@ -245,13 +282,16 @@ class HttpConnection:
             try:
                 left = left[self._socket.send(left) :]
             except BlockingIOError:
-                with trio.move_on_after(self._config.write_s) as scope:
-                    await trio.lowlevel.wait_writable(self._socket)
-                if scope.cancelled_caught:
-                    _log.info("a client takes nothing of its answer", extra={"peer": self._connection.host})
-                    raise Gone from None
+                await self._wait_writable()
             except OSError:
                 raise Gone from None
+
+    async def _wait_writable(self) -> None:
+        with trio.move_on_after(self._config.write_s) as scope:
+            await trio.lowlevel.wait_writable(self._socket)
+        if scope.cancelled_caught:
+            _log.info("a client takes nothing of its answer", extra={"peer": self._connection.host})
+            raise Gone
 
     async def _linger(self) -> None:
         """Let the client read its answer before what it still sends meets a closed socket."""
@@ -267,6 +307,16 @@ class HttpConnection:
 
 def _response(status: int, headers: list[tuple[str, str]] | list[tuple[bytes, bytes]]) -> h11.Response:
     return h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+
+
+class _Elsewhere:
+    """Stands for bytes that do not pass through here; h11 wants to know how many they are."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
 
 
 class _Exchange:
@@ -307,5 +357,11 @@ class _Exchange:
                 if not message.get("more_body", False):
                     events.append(h11.EndOfMessage())
                 await self._connection.send_event(*events)
+            case message_type if message_type == ZERO_COPY:
+                assert self._response is not None, "an answer begins with its status"
+                self.started = True
+                await self._connection.send_event(self._response)
+                await self._connection.send_file(message["file"], message["offset"], message["count"])
+                await self._connection.send_event(h11.EndOfMessage())
             case other:
                 raise AssertionError(f"no answer begins with {other}")

@@ -54,11 +54,13 @@ class Call(Generic[P, Q, B]):
     body: B
     # Returns when nobody waits for the answer any more, or nobody should: for long polls.
     abandoned: Callable[[], Awaitable[None]]
+    # Of the request, by their names in small letters.
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`value` is written as JSON; bytes are sent as they are, under their own media type."""
+    """`value` is written as JSON; bytes and a Download are sent as they are, under their own media type."""
 
     value: Any = None
     status: int = 200

@@ -89,6 +89,7 @@ class TopicSettings(Answer, frozen=True, kw_only=True):
 
 class TopicDescription(TopicSummary, frozen=True, kw_only=True):
     settings: Annotated[TopicSettings, Meta(description="as they count now, defaults included")]
+    compacted: Annotated[bool, Meta(description="only the last record of each key is kept: not every offset has one")]
     partition_list: list[Partition]
 
 
@@ -133,6 +134,7 @@ def _description(door: "HttpDoor", place: Place) -> TopicDescription:
     return TopicDescription(
         **_summary(door, place),
         settings=_settings(config),
+        compacted=config.cleanup == "compact",
         partition_list=[_partition(log) for log in logs] if logs else [_nothing()],
     )
 

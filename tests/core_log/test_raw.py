@@ -275,7 +275,7 @@ async def test_file_that_is_too_short_is_a_storage_error(
     piece = slice_of(filled(DiskStorage(tmp_path)))
     piece.segment.file.truncate(piece.position + 1000)
     if not with_descriptor:
-        monkeypatch.setattr(raw, "_own_descriptor", lambda file, position: None)
+        monkeypatch.setattr(raw, "own_descriptor", lambda file, position: None)
     ours, theirs = streams()
     async with ours, theirs:
         with pytest.raises(StorageError, match="ends before byte"):
