@@ -99,6 +99,12 @@ class AmqpFront:
             for relay in list(self.relays):
                 relay.beat(now, late=now - before > STALL_S)
 
+    def moved(self, vhost: str) -> None:
+        """The vhost has another leader now: nobody waits for the old one to fall silent."""
+        for relay in list(self.relays):
+            if relay.opened.vhost == vhost:
+                relay.move()
+
     async def dismiss(self, reason: str) -> None:
         """This node stops: tell everybody who came in here."""
         for handshake in list(self._shaking):

@@ -180,6 +180,11 @@ class AmqpRelay:
         with suppress(EndLost):
             await self._client.send(encode_method(0, close))
 
+    def move(self) -> None:
+        """Another node leads the vhost."""
+        if self._links is not None:
+            self._links.cancel()
+
     def beat(self, now: float, *, late: bool) -> None:
         """Once a second: heartbeats where nothing else was sent, and the end of those who are silent. `late`: we were
         held up, and what they sent has not been read."""
@@ -193,8 +198,7 @@ class AmqpRelay:
             return
         if now - link.last_received > 2 * LINK_HEARTBEAT_S and not self._client.is_sending:
             _log.warning("the leader is silent", extra={"peer": self._connection.host, "vhost": self.opened.vhost})
-            assert self._links is not None
-            self._links.cancel()
+            self.move()
             return
         if link.sent_count != self._sent_to_link:
             self._sent_to_link, self._quiet_link_s = link.sent_count, 0

@@ -7,7 +7,7 @@ takes no more: most devices are idle most of the time.
 
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -135,6 +135,7 @@ class Client:
         "_intake",
         "_last_word",
         "_left",
+        "_leftover",
         "_member",
         "_method",
         "_place",
@@ -168,7 +169,9 @@ class Client:
         "window",
     )
 
-    def __init__(self, door: Door, connection: Connection) -> None:
+    def __init__(self, door: Door, connection: Connection, leftover: bytes = b"") -> None:
+        """`leftover`: octets of the client's that were read already."""
+        self._leftover = leftover
         self.door = door
         self.connection = connection
         config = door.config
@@ -379,10 +382,12 @@ class Client:
 
     async def _first(self) -> list[Event]:
         """CONNECT, and what came with it."""
+        data, self._leftover = self._leftover, b""
         while True:
-            events = self._cutter.receive(await self._read())
+            events = self._cutter.receive(data or await self._read())
             if events:
                 return events
+            data = b""
 
     async def _turn(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -480,13 +485,9 @@ class Client:
         _log.info("connection refused: %s", error, extra={"peer": self.connection.host})
         version = self._cutter.version
         self.version = version or Version.V3_1_1
-        if version is Version.V5:
-            properties = Properties(reason_string=error.text) if self._problem_information else NO_PROPERTIES
-            self._put(Connack(error.code, False, properties))
-        elif version is Version.V3_1_1 or error.code is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
-            code = return_code(error.code)
-            if code is not None:
-                self.outbox.put(encode_packet(Connack(code), Version.V3_1_1))
+        packet = refusal_of(error, version, explained=self._problem_information)
+        if packet is not None:
+            self._put(packet)
         await self._say_goodbye()
 
     async def _log_in(self, connect: Connect) -> Place:
@@ -519,10 +520,7 @@ class Client:
 
     def _placed(self, name: str) -> tuple[str, str]:
         """Vhost and user that a name means, as RabbitMQ has it."""
-        if ":" in name and name not in self.door.broker.metadata.snapshot.users:
-            vhost, _, name = name.partition(":")
-            return vhost, name
-        return self.door.config.vhost, name
+        return placed(name, self.door.broker.metadata.snapshot.users, self.door.config.vhost)
 
     # -- AUTH -----------------------------------------------------------------------------------------------------
 
@@ -1165,3 +1163,20 @@ def _as_mqtt(error: HeadraceError) -> MqttError:
         return error
     code = ReasonCode.QUOTA_EXCEEDED if isinstance(error, DiskFull) else ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
     return MqttError(code, str(error))
+
+
+def placed(name: str, users: Container[str], vhost: str) -> tuple[str, str]:
+    """Vhost and user that a name means, as RabbitMQ has it; `vhost`: where it does not say."""
+    if ":" in name and name not in users:
+        vhost, _, name = name.partition(":")
+    return vhost, name
+
+
+def refusal_of(error: MqttError, version: Version | None, *, explained: bool = True) -> Connack | None:
+    """What a client is answered to its CONNECT; None: its version has no word for that, or is none of ours."""
+    if version is Version.V5:
+        return Connack(error.code, False, Properties(reason_string=error.text) if explained else NO_PROPERTIES)
+    if version is Version.V3_1_1 or error.code is ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+        code = return_code(error.code)
+        return None if code is None else Connack(code)
+    return None

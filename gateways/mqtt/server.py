@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from headrace.controller.changes import Change, DeletePermission, DeleteUser, DeleteVhost, PutPermission
@@ -16,7 +17,7 @@ from headrace.gateways.delivery.authentication import Authentication
 from headrace.gateways.delivery.broker import Broker
 from headrace.gateways.delivery.inbox import STALL_S
 from headrace.gateways.delivery.limits import Limits
-from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
+from headrace.gateways.delivery.listener import ByteSocket, Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
 from headrace.gateways.delivery.poller import Poller, is_available
 from headrace.gateways.delivery.turn import Turn
@@ -32,6 +33,8 @@ from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.shares import Shares
 from headrace.gateways.mqtt.topics import TopicNames
 from headrace.gateways.mqtt.websocket import open_websocket
+from headrace.gateways.relay.dialing import connection_of
+from headrace.gateways.relay.opening import MqttOpening
 
 _log = logging.getLogger(__name__)
 
@@ -137,9 +140,9 @@ class MqttDoor:
         if self._nursery is not None:
             self._nursery.start_soon(run)  # type: ignore[arg-type]
 
-    async def serve(self, connection: Connection) -> None:
-        """One connection, until it ends."""
-        client = Client(self, connection)
+    async def serve(self, connection: Connection, leftover: bytes = b"") -> None:
+        """One connection, until it ends. `leftover`: octets of the client's that were read already."""
+        client = Client(self, connection, leftover)
         self.clients.add(client)
         try:
             await client.run()
@@ -148,6 +151,16 @@ class MqttDoor:
             _log.exception("a connection ended by an internal error", extra={"peer": connection.host})
         finally:
             self.clients.discard(client)
+
+    async def take_relayed(self, sock: ByteSocket, opening: bytes, leftover: bytes) -> None:
+        """A client of another node's, until it ends. Raises msgspec.DecodeError."""
+        told = msgspec.msgpack.decode(opening, type=MqttOpening)
+        await self.serve(connection_of(told.client, sock), leftover)
+
+    def step_down(self) -> None:
+        """Another node serves these vhosts from now on: clients are told to come again."""
+        for client in list(self.clients):
+            client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN)
 
     async def run(self) -> None:
         """Keep alives and the hubs, until cancelled."""
@@ -238,5 +251,4 @@ class MqttListener(DoorListener):
     async def _dismiss(self) -> None:
         for scope in self._shaking:
             scope.cancel()
-        for client in list(self._door.clients):
-            client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN)
+        self._door.step_down()

@@ -29,6 +29,8 @@ class AmqpInside(Relayed, Protocol):
 class MqttInside(Relayed, Protocol):
     async def serve(self, connection: Connection, leftover: bytes = b"") -> None: ...
 
+    def step_down(self) -> None: ...
+
 
 class HttpInside(Relayed, Protocol):
     pass

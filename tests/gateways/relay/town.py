@@ -24,7 +24,8 @@ from headrace.core_log.peer.errors import PeerUnreachable
 from headrace.core_log.peer.frames import Hello, Purpose
 from headrace.core_log.peer.link import PeerLink, Peers
 from headrace.gateways.amqp.front import AmqpFront, AmqpFrontListener
-from headrace.gateways.delivery.listener import TlsSide
+from headrace.gateways.delivery.listener import DoorListener, TlsSide
+from headrace.gateways.mqtt.front import MqttFront, MqttFrontListener
 from headrace.gateways.relay.answering import RelayAnswers
 from headrace.gateways.relay.leaders import NoLeader
 from headrace.service import Commons, Service, open_service
@@ -147,8 +148,20 @@ class Town:
             config=self.config.amqp.door(),
         )
         self.listener = AmqpFrontListener("amqp", self.front, tls)
-        self.ports["amqp"] = (await self.listener.open("127.0.0.1", 0))[1]
-        self._nursery.start_soon(self.listener.serve)
+        self.mqtt = MqttFront(
+            self.leaders,
+            commons.env.clock,
+            commons.limits,
+            commons.watch.alarms,
+            users=lambda: commons.metadata.snapshot.users,
+            config=self.config.mqtt.door(),
+        )
+        mqtt = MqttFrontListener("mqtt", self.mqtt, tls)
+        ws = MqttFrontListener("ws", self.mqtt, tls, websocket=True)
+        listeners: tuple[DoorListener, ...] = (self.listener, mqtt, ws)
+        for one in listeners:
+            self.ports[one.name] = (await one.open("127.0.0.1", 0))[1]
+            self._nursery.start_soon(one.serve)
         self._nursery.start_soon(self.front.run)
 
     def connect(self, **settings: Any) -> pika.BlockingConnection:
