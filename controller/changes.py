@@ -248,7 +248,7 @@ def create_vhost(name: str, new_stream: Callable[[], StreamId]) -> list[Change]:
 
 
 def encode_changes(changes: Sequence[Change]) -> str:
-    return msgspec.json.encode([(type(change).__name__, change) for change in changes], enc_hook=_encode_table).decode()
+    return msgspec.json.encode([(type(change).__name__, change) for change in changes], enc_hook=encode_table).decode()
 
 
 def decode_changes(text: str) -> tuple[Change, ...]:
@@ -258,7 +258,7 @@ def decode_changes(text: str) -> tuple[Change, ...]:
         kind = _BY_NAME.get(name)
         if kind is None:
             raise UnknownFormat(f"the change feed holds a '{name}', which this release does not know")
-        changes.append(msgspec.convert(fields, kind, dec_hook=_decode_table))
+        changes.append(msgspec.convert(fields, kind, dec_hook=decode_table))
     return tuple(changes)
 
 
@@ -270,13 +270,13 @@ def replaces_secret(changes: Sequence[Change]) -> bool:
     return any(isinstance(change, PutUser | DeleteUser) for change in changes)
 
 
-def _encode_table(value: object) -> object:
+def encode_table(value: object) -> object:
     if isinstance(value, Table):
         return msgspec.Raw(value.text.encode())
     raise NotImplementedError(f"{type(value).__name__} does not belong in a change")
 
 
-def _decode_table(kind: type, value: object) -> object:
+def decode_table(kind: type, value: object) -> object:
     if kind is Table:
         return Table.from_json(value)
     raise NotImplementedError(f"{kind.__name__} does not belong in a change")

@@ -275,9 +275,6 @@ class Shard:
 
     number: int
     assignment: Assignment
-    # How many of its replicas must be in sync before something is confirmed. While a replica more is being filled,
-    # `assignment.min_isr` is higher by that one.
-    min_isr: int
     # Where the replicas are to be, while that is under way; the first should lead. Empty: where they are.
     target: tuple[int, ...] = ()
     # The last epoch that was begun by force, with a replica that may lack what was confirmed (E7); 0: none ever.
@@ -286,9 +283,9 @@ class Shard:
     def __post_init__(self) -> None:
         if self.number < 0:
             raise Invalid(f"{self.number} is not a shard")
-        if not 1 <= self.min_isr <= self.assignment.min_isr <= len(self.assignment.replicas):
-            raise Invalid(f"shard {self.number}: {self.min_isr} of {len(self.assignment.replicas)} replicas in sync")
-        if len(set(self.assignment.replicas)) != len(self.assignment.replicas) or len(set(self.target)) != len(
-            self.target
-        ):
-            raise Invalid(f"shard {self.number}: a node has two replicas of it")
+        row = self.assignment
+        if not 1 <= row.min_isr <= len(row.replicas):
+            raise Invalid(f"shard {self.number}: {row.min_isr} in sync of {len(row.replicas)} replicas")
+        for nodes in (row.replicas, self.target):
+            if len(set(nodes)) != len(nodes):
+                raise Invalid(f"shard {self.number}: a node has two replicas of it")

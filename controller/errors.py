@@ -50,3 +50,7 @@ class MetadataRegressed(StorageError):
         self.path = path
         self.found = found
         self.expected = expected
+
+
+class OutcomeUnknown(StorageError):
+    """The controller was lost while it committed this: it may count or not. Look at the metadata, then decide anew."""

@@ -208,7 +208,6 @@ class ShardRow(Base):
     epoch: Mapped[int] = mapped_column(BigInteger)
     # JSON of core_log/replication/assignment.py.
     assignment: Mapped[str]
-    min_isr: Mapped[int]
     # JSON array of nodes.
     target: Mapped[str]
     forced_epoch: Mapped[int] = mapped_column(BigInteger)

@@ -236,7 +236,6 @@ def _row(change: Change, version: Version) -> _Row:
                 "leader": shard.assignment.leader,
                 "epoch": shard.assignment.epoch,
                 "assignment": _json(shard.assignment),
-                "min_isr": shard.min_isr,
                 "target": _json(shard.target),
                 "forced_epoch": shard.forced_epoch,
             }
@@ -448,7 +447,6 @@ def read(connection: Connection) -> Snapshot:
             Shard(
                 row.number,
                 msgspec.json.decode(row.assignment, type=Assignment),
-                row.min_isr,
                 msgspec.json.decode(row.target, type=tuple[int, ...]),
                 row.forced_epoch,
             )

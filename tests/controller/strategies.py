@@ -95,7 +95,7 @@ RICH: list[Change] = [
     *(PutVhostLimits(VhostLimits(vhost, 1, 9)) for vhost in ("/", "two")),
     *(PutUserLimits(UserLimits(user, 1, 2)) for user in ("ann", "bob")),
     PutNode(Node(1, 1, UUID(int=1), endpoints=(("peer", Endpoint("h", 1)),))),
-    PutShard(Shard(0, Assignment((1,), 1, 1, 1, (Copy(1, UUID(int=1)),), RowVersion(1, Ballot(1, 1)), 1), 1)),
+    PutShard(Shard(0, Assignment((1,), 1, 1, 1, (Copy(1, UUID(int=1)),), RowVersion(1, Ballot(1, 1)), 1))),
 ]
 
 disks = st.integers(0, 2).map(lambda number: UUID(int=number))
@@ -122,9 +122,7 @@ nodes = st.builds(
     st.sampled_from([(), (("peer", Endpoint("::1", 7000)), ("amqp", Endpoint("host", 5672)))]),
     st.booleans(),
 )
-shards = st.builds(
-    Shard, st.integers(0, 2), assignments, st.just(1), st.sampled_from([(), (2, 3)]), st.integers(0, 2**40)
-)
+shards = st.builds(Shard, st.integers(0, 2), assignments, st.sampled_from([(), (2, 3)]), st.integers(0, 2**40))
 
 bindings = st.builds(
     Binding,

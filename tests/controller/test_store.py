@@ -344,7 +344,7 @@ EVERY_CHANGE: list[Change] = [
     ReserveViews(ViewId(4), 1000),
     PutNode(Node(2, 3, UUID(int=2), NodeState.DRAINING, (("amqp", Endpoint("host", 5672)),), False)),
     DeleteNode(2),
-    PutShard(Shard(1, Assignment((1,), NOBODY, 0, 0, (), RowVersion(2, Ballot(3, 4)), 1), 1, (1,), 7)),
+    PutShard(Shard(1, Assignment((1,), NOBODY, 0, 0, (), RowVersion(2, Ballot(3, 4)), 1), (1,), 7)),
 ]
 
 

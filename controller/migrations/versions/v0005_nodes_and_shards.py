@@ -24,7 +24,6 @@ def upgrade() -> None:
         sa.Column("leader", sa.Integer(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("assignment", sa.Text(), nullable=False),
-        sa.Column("min_isr", sa.Integer(), nullable=False),
         sa.Column("target", sa.Text(), nullable=False),
         sa.Column("forced_epoch", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_shards")),
