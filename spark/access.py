@@ -158,9 +158,14 @@ def open_access(
         from headrace.spark.access_http import HttpAccess
 
         live = HttpAccess(url, token_name=token_name)
-    if live is None:
-        raise ValueError("say where to read from: 'path', 'url' or 'archive'")
-    return live
+    if archive is None:
+        if live is None:
+            raise ValueError("say where to read from: 'path', 'url' or 'archive'")
+        return live
+    from headrace.spark.access_archive import ArchiveAccess, WithArchive
+
+    archived = ArchiveAccess(archive)
+    return archived if live is None else WithArchive(live, archived)
 
 
 def covering(slices: Sequence[Slice], topic: str, partition: int, start: int, end: int) -> list[Slice]:

@@ -9,7 +9,7 @@ Neighbours: inspection.py checks what is found here, access.py says what is answ
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from headrace.core_log.index import NEVER, SparseIndex
 from headrace.core_log.inspection import Partition, StreamFound, partition_of, streams
 from headrace.core_log.log import REMOVED
 from headrace.core_log.segment import Segment, stem_of
-from headrace.core_log.spec import STREAMS, StreamSpec, folder_of
+from headrace.core_log.spec import SPEC, STREAMS, StreamSpec, folder_of
 from headrace.core_log.storage.contract import File
 from headrace.core_log.storage.readonly import ReadOnlyStorage
 from headrace.spark.access import DataLoss, PartitionEnds, Slice, TopicInfo, TopicNotFound, covering
@@ -46,6 +46,17 @@ def public_name(spec: StreamSpec) -> str:
     """The name that leads to a stream whatever else there is, as the broker's own doors have it."""
     named = spec.name if spec.kind == "topic" else f"{spec.kind}:{spec.name}"
     return named if spec.vhost == DEFAULT_VHOST and "|" not in named else f"{spec.vhost}|{named}"
+
+
+def find_spec(specs: Iterable[StreamSpec], name: str) -> StreamSpec | None:
+    """The stream that a public name leads to; of several with one name, the last."""
+    vhost, mark, rest = name.partition("|")
+    if not mark:
+        vhost, rest = DEFAULT_VHOST, name
+    kind, mark, bare = rest.partition(":")
+    wanted = [(kind, bare)] if mark and kind in KINDS[1:] else [(one, rest) for one in KINDS]
+    known = {(spec.kind, spec.name): spec for spec in specs if spec.vhost == vhost}
+    return next((known[one] for one in wanted if one in known), None)
 
 
 class LocalAccess:
@@ -84,29 +95,30 @@ class LocalAccess:
             raise ValueError(f"offset {end} lies above the watermark {ends.high_watermark}")
         return covering(list(self._slices(found, start, end)), topic, partition, start, end)
 
+    def sealed(self, topic: str, partition: int) -> list[Slice]:
+        """Segments that grow no more and lie below the watermark as a whole."""
+        found = self._partition(self._spec(topic), partition)
+        ends = _ends(found)
+        return [one for one in self._slices(found, ends.start, ends.high_watermark) if one.is_sealed]
+
+    def spec_bytes(self, topic: str) -> bytes:
+        """What stream.json says, as it stands there."""
+        return self._storage.read_file(f"{folder_of(self._spec(topic).id)}/{SPEC}")
+
     # -- what there is ------------------------------------------------------------------------------------------
 
     def _specs(self) -> list[StreamSpec]:
         return [spec for spec in map(_known, streams(self._storage)) if spec.kind in KINDS]
 
     def _spec(self, name: str) -> StreamSpec:
-        vhost, mark, rest = name.partition("|")
-        if not mark:
-            vhost, rest = DEFAULT_VHOST, name
-        kind, mark, bare = rest.partition(":")
-        wanted = [(kind, bare)] if mark and kind in KINDS[1:] else [(one, rest) for one in KINDS]
-        specs = {(spec.kind, spec.name): spec for spec in self._specs() if spec.vhost == vhost}
-        for one in wanted:
-            if one in specs:
-                return specs[one]
-        raise TopicNotFound(f"no topic, exchange or queue '{name}' with records in {self._path}")
+        spec = find_spec(self._specs(), name)
+        if spec is None:
+            raise TopicNotFound(f"no topic, exchange or queue '{name}' with records in {self._path}")
+        return spec
 
     def _partition(self, spec: StreamSpec, number: int) -> Partition:
         if not 0 <= number < spec.partition_count:
             raise TopicNotFound(f"'{spec.name}' has {spec.partition_count} partitions, and no partition {number}")
-        if spec.config.replica_count > 1:
-            # What this replica has on its disk is more than what all of them agreed on, and no file here says that.
-            raise StorageError(f"'{spec.name}' is replicated: how far it is committed only its leader knows; use a url")
         try:
             return partition_of(self._storage, spec, number)
         except FileNotFoundError:

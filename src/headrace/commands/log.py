@@ -588,3 +588,38 @@ def plan_lines(made: Plan, done: bool) -> Iterator[str]:
         yield f"{place}: the watermark {would}written anew: {made.watermark}"
     for path in made.removed:
         yield f"{place}: {path} {would}removed, to be rebuilt from the log"
+
+
+@log.command("archive")
+@data_argument
+@click.option("--to", "uri", required=True, metavar="URI", help="A path, or s3://bucket/path and the like.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
+@json_option
+def archive_command(data: Path | None, uri: str, topics: tuple[str, ...], as_json: bool) -> None:
+    """Send sealed segments to an archive, as they are.
+
+    What is there already is left alone, so it may be run again and again, also beside a broker. `headrace.read` and
+    Spark read the archive, alone or for what retention took.
+    """
+    # pyarrow comes with an extra, and no other command needs it.
+    try:
+        from headrace.spark.archive import Entry, archive
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{error}: pip install 'headrace[arrow]'") from None
+
+    def tell(topic: str, entry: Entry) -> None:
+        row: Json = {
+            "stream": topic,
+            "partition": entry.partition,
+            "first_offset": entry.base_offset,
+            "next_offset": entry.next_offset,
+            "bytes": entry.size,
+        }
+        click.echo(json.dumps(row) if as_json else row_line(row))
+
+    data = configured(data)
+    with about(data):
+        done = archive(str(data), uri, topics or None, progress=tell)
+    if not as_json:
+        sent = f"{count(done.sent, 'segment')} sent, {done.sent_bytes:,} bytes"
+        click.echo(f"{sent}; {done.known} were there already" + (f"; {done.gone} went before" if done.gone else ""))
