@@ -139,7 +139,10 @@ class Brain:
         """A session begins. Not None: why it does not."""
         member = arrival.member
         known = self.snapshot.nodes.get(member.node)
-        if known is not None and known.incarnation > member.incarnation:
+        here = self._sessions.get(member.node)
+        if here is not None and here.arrival.member.disk != member.disk:
+            return f"node {member.node} is here already, on another disk: is its number used twice?"
+        if known is not None and known.disk == member.disk and known.incarnation > member.incarnation:
             return (
                 f"node {member.node} has lived since: life {known.incarnation} is registered, not {member.incarnation}"
             )
@@ -380,10 +383,10 @@ class Brain:
         if self._next_view_min > self.snapshot.next_view:
             first = self.snapshot.next_view
             changes.append(ReserveViews(first, self._next_view_min - first))
-        if not changes:
-            changes = self._births()
-        if not changes:
-            changes = self._repairs(now_s)
+        if changes:
+            # Who leads is decided on who is there then.
+            return changes
+        changes = self._births() or self._repairs(now_s)
         written = {change.shard.number for change in changes if isinstance(change, PutShard)}
         for number, watch in sorted(self._watches.items()):
             if number not in written:

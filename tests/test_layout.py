@@ -86,10 +86,11 @@ def test_file_that_does_not_call_itself_a_driver_imports_nothing_of_the_outside(
 
 
 @pytest.mark.parametrize("source", [s for s in SOURCES if s.parts[0] == "controller"], ids=str)
-def test_controller_knows_of_the_log_only_ids_errors_and_the_words_of_replication(source: Path) -> None:
+def test_controller_knows_of_the_log_only_ids_errors_and_the_words_of_replication_and_links(source: Path) -> None:
     used = set(re.findall(r"headrace\.core_log[.\w]*", (ROOT / source).read_text()))
     words = {"headrace.core_log.replication.assignment", "headrace.core_log.replication.messages"}
-    assert used <= {"headrace.core_log.ids", "headrace.core_log.errors"} | words
+    links = {"headrace.core_log.peer.errors", "headrace.core_log.peer.frames"}
+    assert used <= {"headrace.core_log.ids", "headrace.core_log.errors", "headrace.core_log.env"} | words | links
 
 
 @pytest.mark.parametrize("room", (*ROOMS, "interop", "bench"))

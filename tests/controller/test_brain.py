@@ -1,0 +1,542 @@
+"""What the controller of a cluster decides, rule by rule, against a store in memory."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from headrace.controller.brain import Arrival, Brain, Effect, Note, ToAsk, ToFence, ToOrder, Trust
+from headrace.controller.changes import Change, PutNode, PutShard, PutVhost, ReserveViews
+from headrace.controller.cluster_config import ClusterConfig
+from headrace.controller.entities import Endpoint, Node, NodeState, Shard, Version, Vhost
+from headrace.controller.errors import Invalid, NotFound
+from headrace.controller.snapshot import Snapshot, apply, load
+from headrace.core_log.ids import ViewId
+from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Copy, Member, RowVersion, Stint
+from headrace.core_log.replication.messages import AlterIsr, Report
+
+FIRST, SECOND = Ballot(1, 100), Ballot(2, 200)
+CONFIG = ClusterConfig(shards=1, replicas=3, min_isr=2)
+PEER = (("peer", Endpoint("host", 1)),)
+
+
+def member(node: int, life: int = 1, disk: int | None = None) -> Member:
+    return Member(node, life, UUID(int=disk or node))
+
+
+def arrival(who: Member, **more: object) -> Arrival:
+    return Arrival(who, PEER, **more)  # type: ignore[arg-type]
+
+
+def copies(*members: Member) -> tuple[Copy, ...]:
+    return tuple(sorted(one.copy for one in members))
+
+
+ONE, TWO, THREE, FOUR = (member(node) for node in range(1, 5))
+ROW = Assignment((1, 2, 3), 1, 1, 4, copies(ONE, TWO, THREE), RowVersion(7, FIRST), 2)
+
+
+def stored(*rows: Assignment, members: Iterable[Member] = (ONE, TWO, THREE), version: int = 10) -> Snapshot:
+    return load(
+        UUID(int=9),
+        Version(version),
+        ViewId(5),
+        nodes=[Node(one.node, one.incarnation, one.disk, endpoints=PEER) for one in members],
+        shards=[Shard(number, row) for number, row in enumerate(rows)],
+    )
+
+
+class Term:
+    """A brain, and the store that takes whatever it decides."""
+
+    def __init__(self, snapshot: Snapshot, *, ballot: Ballot = SECOND, config: ClusterConfig = CONFIG) -> None:
+        self.brain = Brain(ballot, snapshot, config, 0.0)
+        self.now_s = 0.0
+        self.sent: list[Effect] = []
+
+    def join(self, *members: Member, **more: object) -> None:
+        for one in members:
+            assert self.brain.joined(arrival(one, **more), self.now_s) is None
+        self.sent += self.brain.effects()
+
+    def commit(self, changes: Sequence[Change]) -> list[Change]:
+        self.brain.committed(apply(self.brain.snapshot, changes))
+        self.sent += self.brain.effects()
+        return list(changes)
+
+    def settle(self) -> list[Change]:
+        """Decide and commit until there is nothing more to do."""
+        done: list[Change] = []
+        for _ in range(20):
+            changes = self.brain.decide(self.now_s)
+            self.sent += self.brain.effects()
+            if not changes:
+                return done
+            done += self.commit(changes)
+        raise AssertionError(f"it never ends: {done[-3:]}")
+
+    def report(self, who: Member, shard: int = 0, **changes: object) -> None:
+        self.brain.reported(shard, told(who, **changes))
+        self.sent += self.brain.effects()
+
+    def prove(self, *members: Member) -> None:
+        self.join(*members)
+        for one in members[:2]:
+            self.report(one)
+        assert self.brain.trust(0) is Trust.PROVEN
+
+    def row(self, shard: int = 0) -> Assignment:
+        return self.brain.snapshot.shards[shard].assignment
+
+    def take(self) -> list[Effect]:
+        found, self.sent = self.sent, []
+        return found
+
+
+def told(who: Member, **changes: object) -> Report:
+    found = Report(who, ROW.stint, ROW.version, ROW.stint, 10, False, False, ROW.isr, ROW.eligible)
+    return found._replace(**changes)  # type: ignore[arg-type]
+
+
+def orders(effects: Iterable[Effect]) -> list[ToOrder]:
+    return [one for one in effects if isinstance(one, ToOrder)]
+
+
+# -- birth and registration
+
+
+def test_shards_are_born_when_there_are_nodes_enough() -> None:
+    term = Term(stored(members=()), config=ClusterConfig(shards=3, replicas=3, min_isr=2))
+    term.join(ONE, TWO)
+    term.settle()
+    assert not term.brain.snapshot.shards
+    assert set(term.brain.snapshot.nodes) == {1, 2}
+    term.join(THREE)
+    term.settle()
+    rows = [term.row(number) for number in range(3)]
+    assert {row.leader for row in rows} == {1, 2, 3}
+    assert all(row.isr == copies(ONE, TWO, THREE) and row.min_isr == 2 for row in rows)
+    assert len(orders(term.sent)) == 9
+
+
+def test_a_controller_that_died_after_the_birth_leaves_shards_that_can_be_proven() -> None:
+    born = Term(stored(members=()))
+    born.join(ONE, TWO, THREE)
+    born.settle()
+    row = born.row()
+    term = Term(born.brain.snapshot, ballot=Ballot(3, 1))
+    term.join(ONE, TWO, THREE)
+    for one in (ONE, TWO):
+        blank = Report(one, Stint(0, NOBODY), RowVersion(0, Ballot(0, 0)), Stint(0, NOBODY), 0, True, False)
+        term.brain.reported(0, blank)
+    assert term.brain.trust(0) is Trust.PROVEN and term.row() == row
+
+
+def test_a_new_life_is_registered_and_leads_nothing_until_it_is_elected() -> None:
+    term = Term(stored(ROW))
+    again = member(1, 2)
+    term.prove(TWO, THREE, again)
+    term.settle()
+    assert term.brain.snapshot.nodes[1].incarnation == 2
+    row = term.row()
+    assert row.epoch == 5 and row.version.ballot == SECOND
+    assert row.leader_incarnation == (2 if row.leader == 1 else 1)
+    assert row.isr == ROW.isr
+
+
+def test_e6_an_empty_disk_leaves_every_set_in_the_transaction_that_registers_it() -> None:
+    term = Term(stored(ROW))
+    wiped = member(3, 2, disk=33)
+    term.prove(ONE, TWO)
+    term.settle()
+    term.join(wiped)
+    changes = term.brain.decide(term.now_s)
+    assert {type(change) for change in changes} == {PutNode, PutShard}
+    term.commit(changes)
+    assert term.row().isr == copies(ONE, TWO)
+
+
+def test_what_is_not_sure_of_its_records_leaves_every_set_too() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO)
+    term.join(member(3, 2), clean=False)
+    term.settle()
+    assert term.row().isr == copies(ONE, TWO)
+    # The same life on a new link has not lost anything more.
+    term.commit([PutShard(replace(term.brain.snapshot.shards[0], assignment=replace(term.row(), isr=ROW.isr)))])
+    term.join(member(3, 2), clean=False)
+    assert term.settle() == []
+
+
+def test_c2_an_empty_disk_is_not_registered_before_the_sweep_of_its_shards() -> None:
+    term = Term(stored(ROW))
+    term.join(member(3, 2, disk=33))
+    assert term.settle() == []
+    assert term.brain.snapshot.nodes[3].incarnation == 1
+
+
+def test_an_earlier_life_is_not_taken_in() -> None:
+    term = Term(stored(ROW, members=(member(1, 5), TWO, THREE)))
+    assert "life 5" in str(term.brain.joined(arrival(member(1, 4)), 0.0))
+    assert 1 not in term.brain.active
+
+
+def test_a_number_that_is_used_twice_is_refused_while_the_first_is_there() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE)
+    assert "used twice" in str(term.brain.joined(arrival(member(1, 9, disk=99)), 0.0))
+    term.brain.left(1, 0.0)
+    assert term.brain.joined(arrival(member(1, 9, disk=99)), 0.0) is None
+
+
+# -- the sweep
+
+
+def test_c1_nothing_is_ordered_before_the_sweep() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, TWO, THREE)
+    assert term.settle() == []
+    assert {type(effect) for effect in term.take()} == {ToAsk}
+
+
+def test_m11b_one_answer_proves_nothing() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, TWO, THREE)
+    term.report(ONE)
+    assert term.brain.trust(0) is Trust.ASKING and not orders(term.sent)
+    term.report(TWO)
+    assert term.brain.trust(0) is Trust.PROVEN
+    assert [order.node for order in orders(term.sent)] == [1, 2, 3]
+
+
+def test_a_blank_answer_does_not_count() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, member(2, 2, disk=22))
+    term.report(ONE)
+    term.report(member(2, 2, disk=22), is_blank=True)
+    assert term.brain.trust(0) is Trust.ASKING
+
+
+def test_an_answer_of_an_earlier_life_is_none() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, member(2, 2))
+    term.report(ONE)
+    term.report(TWO)
+    assert term.brain.trust(0) is Trust.ASKING
+
+
+def test_c2_a_request_before_the_sweep_changes_nothing() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, TWO, THREE)
+    term.brain.alter(0, AlterIsr(ROW.stint, 1, ROW.version, copies(ONE, TWO), None))
+    assert term.settle() == []
+    term.report(ONE)
+    term.report(TWO)
+    assert term.settle() == []
+
+
+def test_a_replica_that_knows_of_something_later_leads_to_a_recovery() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, TWO, THREE)
+    later = RowVersion(8, FIRST)
+    term.report(TWO, version=later, isr=copies(ONE, TWO))
+    assert term.brain.trust(0) is Trust.RECOVERING
+    assert [(one.node, one.epoch) for one in term.take() if isinstance(one, ToFence)] == [(1, 5), (2, 5), (3, 5)]
+    assert term.settle() == []
+    term.brain.fenced(0, 5, told(THREE))
+    assert term.settle() == [], "one reply is not enough"
+    term.brain.fenced(0, 5, told(TWO, version=later, isr=copies(ONE, TWO)))
+    term.settle()
+    row = term.row()
+    # Node 3 was not in sync by the latest row that anybody knows.
+    assert (row.leader, row.epoch, row.isr, row.version) == (2, 6, copies(TWO), RowVersion(9, SECOND))
+    assert term.brain.trust(0) is Trust.PROVEN
+    assert {order.node for order in orders(term.take())} == {1, 2, 3}
+
+
+def test_a_replica_that_was_in_a_later_epoch_still_is_fenced_above_it() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, TWO, THREE)
+    term.report(TWO, stint=Stint(5, 2))
+    term.take()
+    term.brain.fenced(0, 6, told(THREE, stint=Stint(9, 3)))
+    fences = [one for one in term.brain.effects() if isinstance(one, ToFence)]
+    assert {fence.epoch for fence in fences} == {10}
+
+
+def test_rows_that_nodes_kept_are_evidence_wherever_the_replicas_are_by_now() -> None:
+    """Replicas were moved from node 1 to node 4 since, and the store has forgotten that."""
+    moved = replace(
+        ROW, replicas=(2, 3, 4), leader=2, epoch=6, isr=copies(TWO, FOUR), version=RowVersion(20, Ballot(1, 101))
+    )
+    term = Term(stored(ROW))
+    term.join(ONE)
+    term.join(FOUR, version=15, shards=(Shard(0, moved),))
+    assert any(isinstance(effect, Note) and "back in time" in effect.text for effect in term.take())
+    term.join(THREE)
+    term.report(ONE)
+    term.report(THREE)
+    assert term.brain.trust(0) is Trust.RECOVERING
+    fence = next(effect.epoch for effect in term.take() if isinstance(effect, ToFence))
+    term.settle()
+    for one in (THREE, FOUR):
+        term.brain.fenced(0, fence, told(one, stint=moved.stint, version=moved.version, isr=moved.isr))
+    term.settle()
+    assert (term.row().leader, term.row().replicas) == (4, (2, 3, 4))
+
+
+def test_a_store_that_forgot_the_birth_of_the_shards_gets_them_back() -> None:
+    term = Term(stored(members=()))
+    for one in (ONE, TWO, THREE):
+        term.join(one, version=50, next_view=700, shards=(Shard(0, ROW),))
+    term.settle()
+    assert not term.brain.snapshot.shards and term.brain.snapshot.next_view == 700
+    term.report(ONE)
+    fence = next(effect.epoch for effect in term.take() if isinstance(effect, ToFence))
+    term.brain.fenced(0, fence, told(ONE))
+    term.brain.fenced(0, fence, told(TWO))
+    term.settle()
+    assert term.row().epoch > ROW.epoch and term.row().leader in (1, 2)
+
+
+# -- elections
+
+
+def test_a_leader_that_is_gone_is_followed_by_one_in_sync() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.take()
+    term.brain.left(1, 1.0)
+    term.settle()
+    row = term.row()
+    assert (row.leader, row.epoch, row.isr) == (2, 5, copies(TWO, THREE))
+    assert [order.node for order in orders(term.take())] == [2, 3]
+
+
+def test_e7_nobody_leads_who_was_not_in_sync() -> None:
+    row = replace(ROW, isr=copies(ONE, TWO))
+    term = Term(stored(row))
+    term.join(ONE, TWO, THREE)
+    for one in (ONE, TWO):
+        term.report(one)
+    term.brain.left(1, 1.0)
+    term.brain.left(2, 1.0)
+    term.settle()
+    assert term.row() == row
+    assert any(isinstance(effect, Note) and "no leader" in effect.text for effect in term.take())
+    term.join(TWO)
+    term.settle()
+    assert term.row().leader == 2
+
+
+def test_a_new_controller_waits_a_moment_for_a_leader_that_it_has_not_heard_of() -> None:
+    term = Term(stored(ROW))
+    term.prove(TWO, THREE)
+    assert term.settle() == []
+    term.now_s = CONFIG.grace_s
+    term.settle()
+    assert term.row().leader == 2
+
+
+def test_a_leader_at_whose_door_nobody_answers_is_not_waited_for() -> None:
+    term = Term(stored(ROW))
+    term.prove(TWO, THREE)
+    term.brain.left(1, 0.0)
+    term.settle()
+    assert term.row().leader == 2
+
+
+def test_a_leader_that_comes_back_in_the_same_life_goes_on() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.join(ONE)
+    assert term.settle() == []
+    assert term.row() == ROW
+
+
+# -- the in-sync set
+
+
+def test_a_request_of_the_leader_is_granted_and_ordered() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.take()
+    term.brain.alter(0, AlterIsr(ROW.stint, 1, ROW.version, copies(ONE, TWO), None))
+    term.settle()
+    assert term.row().isr == copies(ONE, TWO) and term.row().version == RowVersion(8, SECOND)
+    assert {order.node for order in orders(term.take())} == {1, 2, 3}
+
+
+def test_a_request_on_a_row_that_has_passed_is_answered_with_the_row() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.take()
+    term.brain.alter(0, AlterIsr(ROW.stint, 1, RowVersion(6, FIRST), copies(ONE), None))
+    assert term.settle() == []
+    assert [(order.node, order.assignment) for order in orders(term.take())] == [(1, ROW)]
+
+
+def test_e5_a_member_joins_in_the_life_whose_position_justified_it() -> None:
+    row = replace(ROW, isr=copies(ONE, TWO))
+    term = Term(stored(row))
+    term.join(ONE, TWO)
+    for one in (ONE, TWO):
+        term.report(one)
+    term.join(member(3, 2))
+    term.settle()
+    now = term.row()
+    term.brain.alter(0, AlterIsr(now.stint, 1, now.version, copies(ONE, TWO, THREE), THREE))
+    term.settle()
+    # Refused for good: the version has moved, so that it can never be granted later.
+    assert term.row().isr == copies(ONE, TWO) and term.row().version.number == now.version.number + 1
+    now = term.row()
+    term.brain.alter(0, AlterIsr(now.stint, 1, now.version, copies(ONE, TWO, THREE), member(3, 2)))
+    term.settle()
+    assert term.row().isr == copies(ONE, TWO, THREE)
+
+
+# -- operators
+
+
+def test_a_drained_node_leads_nothing_and_its_replicas_go_elsewhere() -> None:
+    term = Term(stored(ROW, members=(ONE, TWO, THREE, FOUR)))
+    term.prove(ONE, TWO, THREE, FOUR)
+    term.commit(term.brain.drain(1))
+    term.settle()
+    row, shard = term.row(), term.brain.snapshot.shards[0]
+    assert row.leader != 1 and ONE.copy in row.isr
+    assert set(shard.target) == {2, 3, 4} and set(row.replicas) == {1, 2, 3, 4}
+    term.brain.alter(0, AlterIsr(row.stint, 1, row.version, copies(ONE, TWO, THREE, FOUR), FOUR))
+    term.settle()
+    assert set(term.row().replicas) == {2, 3, 4} and not term.brain.snapshot.shards[0].target
+    assert 1 in {order.node for order in orders(term.take())}, "the one that has to let go is told"
+    with pytest.raises(Invalid, match="is up"):
+        term.brain.remove(1)
+    term.brain.left(1, 0.0)
+    term.commit(term.brain.remove(1))
+    assert set(term.brain.snapshot.nodes) == {2, 3, 4}
+
+
+def test_a_drained_node_keeps_its_replicas_when_there_is_no_room() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.commit(term.brain.drain(1))
+    term.settle()
+    assert term.row().leader == 2 and set(term.row().replicas) == {1, 2, 3}
+    term.commit(term.brain.undrain(1))
+    term.now_s = CONFIG.balance_s + 1
+    term.settle()
+    assert term.row().leader == 1
+
+
+def test_a_drained_leader_goes_on_while_nobody_else_is_in_sync() -> None:
+    row = replace(ROW, isr=copies(ONE), eligible=copies(TWO))
+    term = Term(stored(row))
+    term.join(ONE, TWO, THREE)
+    for one in (ONE, TWO):
+        term.report(one)
+    term.commit(term.brain.drain(1))
+    term.settle()
+    assert term.row() == row
+
+
+def test_a_move_fills_the_new_replica_before_the_old_one_goes() -> None:
+    term = Term(stored(ROW, members=(ONE, TWO, THREE, FOUR)))
+    term.prove(ONE, TWO, THREE, FOUR)
+    term.commit(term.brain.move(0, [4, 2, 3]))
+    term.settle()
+    row = term.row()
+    assert row.replicas == (1, 2, 3, 4) and row.isr == ROW.isr and row.leader == 1
+    term.brain.alter(0, AlterIsr(row.stint, 1, row.version, copies(ONE, TWO, THREE, FOUR), FOUR))
+    term.settle()
+    row = term.row()
+    assert row.replicas == (4, 2, 3) and row.leader == 4 and row.isr == copies(TWO, THREE, FOUR)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wrong"), [([1, 2, 9], "no node 9"), ([1], "needs 2 nodes"), ([1, 2, 2], "two replicas")]
+)
+def test_a_move_to_where_it_cannot_go_is_refused(nodes: list[int], wrong: str) -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    with pytest.raises((Invalid, NotFound), match=wrong):
+        term.brain.move(0, nodes)
+
+
+def test_what_a_lost_node_held_is_copied_elsewhere_after_a_while() -> None:
+    term = Term(stored(ROW, members=(ONE, TWO, THREE, FOUR)))
+    term.prove(ONE, TWO, FOUR)
+    term.settle()
+    assert term.row() == ROW
+    term.now_s = CONFIG.lost_s
+    term.settle()
+    row = term.row()
+    assert set(row.replicas) == {1, 2, 4} and set(term.brain.snapshot.shards[0].target) == {1, 2, 4}
+    term.brain.alter(0, AlterIsr(row.stint, 1, row.version, copies(ONE, TWO, FOUR), FOUR))
+    term.settle()
+    assert term.row().isr == copies(ONE, TWO, FOUR) and not term.brain.snapshot.shards[0].target
+
+
+def test_balance_spreads_leaders_over_the_nodes_that_are_there() -> None:
+    rows = [ROW, ROW, ROW]
+    term = Term(stored(*rows))
+    term.join(ONE, TWO, THREE)
+    for number in range(3):
+        for one in (ONE, TWO):
+            term.report(one, number)
+    term.commit(term.brain.balance())
+    term.settle()
+    assert {term.row(number).leader for number in range(3)} == {1, 2, 3}
+    assert all(term.row(number).isr == ROW.isr for number in range(3))
+
+
+def test_leadership_comes_back_to_whoever_should_have_it() -> None:
+    term = Term(stored(replace(ROW, leader=2)))
+    term.join(ONE, TWO, THREE)
+    for one in (ONE, TWO):
+        term.report(one, stint=Stint(4, 2), last=Stint(4, 2))
+    assert term.settle() == []
+    term.now_s = CONFIG.balance_s
+    term.settle()
+    assert term.row().leader == 1 and term.row().isr == ROW.isr
+
+
+def test_e7_a_forced_election_is_recorded() -> None:
+    row = replace(ROW, isr=copies(ONE))
+    term = Term(stored(row))
+    term.join(THREE)
+    term.report(THREE, version=RowVersion(6, FIRST))
+    with pytest.raises(Invalid, match="not there"):
+        term.brain.force(0, 2)
+    term.commit(term.brain.force(0, 3))
+    shard = term.brain.snapshot.shards[0]
+    assert shard.assignment.leader == 3 and shard.forced_epoch == shard.assignment.epoch > row.epoch
+    assert shard.assignment.isr == copies(THREE)
+    assert any(isinstance(effect, Note) and "lost" in effect.text for effect in term.take())
+
+
+# -- vhosts and views
+
+
+def test_a_new_vhost_goes_to_the_shard_that_has_the_fewest_and_stays() -> None:
+    term = Term(stored(ROW, ROW, ROW))
+    changes = term.brain.placed([PutVhost(Vhost("/")), *(PutVhost(Vhost(name)) for name in "abc")])
+    assert [change.vhost.shard for change in changes if isinstance(change, PutVhost)] == [0, 1, 2, 0]
+    term.commit(changes)
+    assert term.brain.placed([PutVhost(Vhost("b"))]) == [PutVhost(Vhost("b", 2))]
+
+
+def test_view_ids_that_a_node_has_seen_are_never_given_out_again() -> None:
+    term = Term(stored(ROW))
+    term.join(ONE, next_view=4000)
+    assert term.settle() == [ReserveViews(ViewId(5), 3995)]
+
+
+def test_draining_is_remembered_over_a_restart() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.commit(term.brain.drain(2))
+    term.join(member(2, 2))
+    term.settle()
+    assert term.brain.snapshot.nodes[2].state is NodeState.DRAINING
