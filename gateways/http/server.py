@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import msgspec
 import trio
 
 from headrace.gateways.delivery.access import Access
@@ -13,7 +14,7 @@ from headrace.gateways.delivery.consumer_groups_coordinator import GroupCoordina
 from headrace.gateways.delivery.consumer_groups_topics import GroupTopics
 from headrace.gateways.delivery.cursors import Cursors
 from headrace.gateways.delivery.limits import Limits
-from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
+from headrace.gateways.delivery.listener import ByteSocket, Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.delivery.meter import Watch
 from headrace.gateways.delivery.read_leases import ReadLeases
 from headrace.gateways.delivery.schedules import Schedules
@@ -26,6 +27,8 @@ from headrace.gateways.http.connection import HttpConnection
 from headrace.gateways.http.connections import Connections
 from headrace.gateways.http.metrics import MqttCounts
 from headrace.gateways.http.words import Words
+from headrace.gateways.relay.dialing import connection_of
+from headrace.gateways.relay.opening import HttpOpening
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +96,19 @@ class HttpDoor:
         finally:
             self.connections.discard(one)
 
+    async def take_relayed(self, sock: ByteSocket, opening: bytes, leftover: bytes) -> None:
+        """A request that another node passes on, of a client there. Raises msgspec.DecodeError."""
+        told = msgspec.msgpack.decode(opening, type=HttpOpening)
+        assert not leftover, "whoever passes on waits until it is listened to"
+        await self.serve(connection_of(told.client, sock))
+
+    async def step_down(self) -> None:
+        """Another node answers from now on, or nobody: long polls end with what they have."""
+        self.stopping.set()
+        for one in list(self.connections):
+            one.dismiss()
+        await trio.lowlevel.checkpoint()
+
 
 class HttpListener(DoorListener):
     """One address of the door."""
@@ -102,6 +118,4 @@ class HttpListener(DoorListener):
         self._door = door
 
     async def _dismiss(self) -> None:
-        self._door.stopping.set()
-        for one in list(self._door.connections):
-            one.dismiss()
+        await self._door.step_down()

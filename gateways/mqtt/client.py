@@ -1063,12 +1063,12 @@ class Client:
         _log.info("connection closed: its session was taken over", extra=self._who())
         self.dismiss(ReasonCode.SESSION_TAKEN_OVER)
 
-    def dismiss(self, reason: ReasonCode) -> None:
+    def dismiss(self, reason: ReasonCode, text: str | None = None) -> None:
         """The connection ends from our side, at once."""
         if self._ended:
             return
         if self.version is Version.V5 and self.session is not None:
-            self._put(Disconnect(reason))
+            self._put(Disconnect(reason, Properties(reason_string=text)))
         self._let_go(self._will)
         self.outbox.flush()
         self._scope.cancel()

@@ -147,14 +147,14 @@ class MqttFront:
             if relay.vhost == vhost:
                 relay.cancel(LOST)
 
-    def dismiss(self) -> None:
+    async def dismiss(self) -> None:
         """This node stops: tell everybody who came in here."""
         for scope in self._greeting:
             scope.cancel()
         for relay in list(self.relays):
             relay.cancel(STOPPING)
         for door in list(self._inside):
-            door.step_down()
+            await door.step_down(STOPPING)
 
 
 class MqttRelay:
@@ -293,5 +293,4 @@ class MqttFrontListener(DoorListener):
         self._front = front
 
     async def _dismiss(self) -> None:
-        self._front.dismiss()
-        await trio.lowlevel.checkpoint()
+        await self._front.dismiss()

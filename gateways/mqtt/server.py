@@ -157,10 +157,11 @@ class MqttDoor:
         told = msgspec.msgpack.decode(opening, type=MqttOpening)
         await self.serve(connection_of(told.client, sock), leftover)
 
-    def step_down(self) -> None:
-        """Another node serves these vhosts from now on: clients are told to come again."""
+    async def step_down(self, reason: str) -> None:
+        """Another node serves these vhosts from now on, or nobody: clients are told to come again."""
         for client in list(self.clients):
-            client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN)
+            client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN, reason)
+        await trio.lowlevel.checkpoint()
 
     async def run(self) -> None:
         """Keep alives and the hubs, until cancelled."""
@@ -251,4 +252,4 @@ class MqttListener(DoorListener):
     async def _dismiss(self) -> None:
         for scope in self._shaking:
             scope.cancel()
-        self._door.step_down()
+        await self._door.step_down("broker is shutting down")

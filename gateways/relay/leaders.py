@@ -1,5 +1,6 @@
 """Who leads a vhost, as the doors ask for it. Values: what the composition of a cluster's node hands to them."""
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from headrace.core_log.errors import HeadraceError
@@ -29,11 +30,13 @@ class AmqpInside(Relayed, Protocol):
 class MqttInside(Relayed, Protocol):
     async def serve(self, connection: Connection, leftover: bytes = b"") -> None: ...
 
-    def step_down(self) -> None: ...
+    async def step_down(self, reason: str) -> None: ...
 
 
 class HttpInside(Relayed, Protocol):
-    pass
+    @property
+    def app(self) -> Callable[..., Awaitable[None]]:
+        """Answers a request, as ASGI has it."""
 
 
 class ShardDoors(Protocol):

@@ -104,5 +104,3 @@ class MqttOpening(msgspec.Struct, frozen=True):
 
 class HttpOpening(msgspec.Struct, frozen=True):
     client: Client
-    # Whether the accepting node took the request for one of its own machine's.
-    is_local: bool

@@ -2,7 +2,7 @@
 node that leads nothing and relays. Links between them are real sockets; who leads is the test's affair."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,6 +25,7 @@ from headrace.core_log.peer.frames import Hello, Purpose
 from headrace.core_log.peer.link import PeerLink, Peers
 from headrace.gateways.amqp.front import AmqpFront, AmqpFrontListener
 from headrace.gateways.delivery.listener import DoorListener, TlsSide
+from headrace.gateways.http.front import HttpFront, HttpFrontListener
 from headrace.gateways.mqtt.front import MqttFront, MqttFrontListener
 from headrace.gateways.relay.answering import RelayAnswers
 from headrace.gateways.relay.leaders import NoLeader
@@ -47,6 +48,12 @@ def _nonce() -> bytes:
 
 def _hello(node: int) -> Hello:
     return Hello(CLUSTER, node, 1, UUID(int=node), Purpose.RELAY)
+
+
+async def _about_here(_scope: object, _receive: object, send: Callable[..., Awaitable[None]]) -> None:
+    """Answers what is about the node that leads nothing."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+    await send({"type": "http.response.body", "body": b"here"})
 
 
 @dataclass
@@ -158,7 +165,16 @@ class Town:
         )
         mqtt = MqttFrontListener("mqtt", self.mqtt, tls)
         ws = MqttFrontListener("ws", self.mqtt, tls, websocket=True)
-        listeners: tuple[DoorListener, ...] = (self.listener, mqtt, ws)
+        self.http = HttpFront(
+            self.leaders,
+            commons.env,
+            commons.limits,
+            commons.watch.alarms,
+            _about_here,
+            config=self.config.http.door(),
+        )
+        http = HttpFrontListener("http", self.http, tls)
+        listeners: tuple[DoorListener, ...] = (self.listener, mqtt, ws, http)
         for one in listeners:
             self.ports[one.name] = (await one.open("127.0.0.1", 0))[1]
             self._nursery.start_soon(one.serve)
