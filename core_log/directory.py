@@ -114,6 +114,10 @@ class LogDirectory:
         storage.sync_dir("")
         return directory
 
+    def begin_stint(self, epoch: int, leader_id: int) -> None:
+        """Logs that are created from now on belong to this leader's stint."""
+        self._shared.epoch, self._shared.leader_id = epoch, leader_id
+
     # -- streams ------------------------------------------------------------------------------------------------
 
     async def create_stream(
@@ -183,6 +187,7 @@ class LogDirectory:
             return added
 
         stream.partitions += await self.env.worker.run(grow)
+        self.version += 1
 
     async def configure_stream(self, stream: Stream, config: LogConfig) -> None:
         """Other settings from now on; what is written stays as it was written."""
@@ -302,7 +307,7 @@ class LogDirectory:
         storage = self.env.storage
         for name in storage.list(TRASH):
             if int(name.rsplit(".", 1)[1]) <= before_ms:
-                _remove_tree(storage, f"{TRASH}/{name}")
+                remove_tree(storage, f"{TRASH}/{name}")
 
     async def close(self) -> None:
         """Everything is safe and the next start need not scan. The committer must still be running, or be idle."""
@@ -320,7 +325,7 @@ def _encode(spec: StreamSpec) -> bytes:
     return msgspec.json.format(msgspec.json.encode(spec)) + b"\n"
 
 
-def _remove_tree(storage: Storage, path: str) -> None:
+def remove_tree(storage: Storage, path: str) -> None:
     for name in storage.list(path):
         child = f"{path}/{name}"
         try:
@@ -329,5 +334,5 @@ def _remove_tree(storage: Storage, path: str) -> None:
             # Not a folder.
             storage.remove(child)
         else:
-            _remove_tree(storage, child)
+            remove_tree(storage, child)
     storage.remove_dir(path)

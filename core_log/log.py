@@ -967,6 +967,12 @@ class PartitionLog:
                 producers.withdraw(header.producer, header.record_count)
         if position < 0:
             position = self._end_position(segment)
+        # What stays is safe from here on, also in segments before this one; this one is synced when it is cut.
+        for one in self._dirty.values():
+            if one.base_offset < segment.base_offset:
+                one.file.sync()
+        if self._folder_dirty:
+            self.shared.storage.sync_dir(self.folder)
         # In this order a crash leaves either the old records, to be cut again, or none of them.
         producers.next_offset = offset
         self.shared.storage.replace_file(f"{self.folder}/{PRODUCERS}", producers.encode(self.shared.clock.wall_us()))
@@ -1230,7 +1236,7 @@ class PartitionLog:
             if not is_whole(data, at, header):
                 raise CorruptLog(segment.path, position + at, header.base_offset, "a batch fails its hash")
             batch = decode(data, at, header)
-            self._resolve(segment, batch)
+            self.resolve_routes(segment, batch)
             batches.append(batch)
             at += header.size
             if header.next_offset >= stop:
@@ -1241,10 +1247,10 @@ class PartitionLog:
         for position, header in segment.headers():
             _header, data = segment.read_whole(position, header)
             batch = decode(data, 0, header)
-            self._resolve(segment, batch)
+            self.resolve_routes(segment, batch)
             yield header, batch
 
-    def _resolve(self, segment: Segment, batch: RecordBatch) -> None:
+    def resolve_routes(self, segment: Segment, batch: RecordBatch) -> None:
         """Put large route sets in the place of references to them."""
         for place, one in enumerate(batch.route_sets):
             if isinstance(one, RouteReference):
@@ -1264,7 +1270,7 @@ class PartitionLog:
                 if position is not None:
                     header, data = segment.read_whole(position)
                     batch = decode(data, 0, header)
-                    self._resolve(segment, batch)
+                    self.resolve_routes(segment, batch)
                     yield batch
                     offset = header.next_offset
                     position = position + header.size if offset < min(end, segment.end_offset) else None

@@ -13,7 +13,7 @@ Neighbours: frames.py has the bytes, secret.py the proofs, wire.py the socket, d
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -80,15 +80,23 @@ class PeerLink:
             with _Breaking(self):
                 await self._wire.send([head, *parts])
 
-    async def send_with_slices(self, kind: int, payload: bytes, worker: Worker, slices: list[RawSlice]) -> None:
-        """One frame, and behind it the stored bytes of these slices, unframed: the payload must say how many."""
-        head = frame_head(kind, (payload,))
+    async def send_followed_by(
+        self, kind: int, payload: bytes, octets: Sequence[bytes | RawSlice], worker: Worker
+    ) -> None:
+        """One frame, and behind it these octets and slices of segments, unframed: the payload must say how many."""
+        parts: list[bytes | memoryview] = [frame_head(kind, (payload,)), payload]
         async with self._sending:
             self._refuse_closed()
             with _Breaking(self):
-                await self._wire.send([head, payload])
-                for piece in slices:
-                    await self._wire.send_slice(worker, piece)
+                for one in octets:
+                    if isinstance(one, RawSlice):
+                        await self._wire.send(parts)
+                        await self._wire.send_slice(worker, one)
+                        parts = []
+                    else:
+                        parts.append(one)
+                if parts:
+                    await self._wire.send(parts)
 
     async def receive(self) -> tuple[int, bytes]:
         """The next frame: its kind and payload. Raises PeerGone when there will be none."""

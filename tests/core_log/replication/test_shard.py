@@ -1,0 +1,373 @@
+"""Three replicas of a shard: what is committed when, who is cut, who catches up, what streams followers know."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from headrace.core_log.errors import UnknownFormat
+from headrace.core_log.replication.assignment import Stint
+from headrace.core_log.replication.shard import Role
+from headrace.core_log.storage.disk import DiskStorage
+from headrace.core_log.storage.memory import MemoryStorage
+
+from .cluster import BALLOT, QUICK, SMALL, cluster, until, without_gone
+
+
+async def test_a_record_is_committed_once_the_in_sync_set_has_synced_it() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1", b"2").wait()
+        assert [three.log(number, stream).synced_end for number in range(3)] == [2, 2, 2]
+        three.disconnect(2)
+        done = three.write(stream, b"3")
+        await until(lambda: three.log(1, stream).synced_end == 3)
+        assert not done.is_set()
+        assert three.log(0, stream).high_watermark == 2
+        three.cut_off.clear()
+        await done.wait()
+        assert three.values(2, stream) == [b"1", b"2", b"3"]
+
+
+async def test_replicas_hold_the_same_batches_over_real_sockets_and_disks(tmp_path: Path) -> None:
+    storages = [DiskStorage(tmp_path / str(number)) for number in range(3)]
+    for number in range(3):
+        (tmp_path / str(number)).mkdir(exist_ok=True)
+    async with cluster(storages=storages, sockets=True) as three:
+        await three.found()
+        streams = [await three.create(name, partitions=2) for name in ("orders", "bills")]
+        for number in range(40):
+            done = [three.write(one, b"%d " % number * 100, partition=number % 2) for one in streams]
+            if number % 10 == 9:
+                for one in done:
+                    await one.wait()
+        await until(lambda: all(three.ends_equal(one) for one in streams))
+        for stream in streams:
+            for partition in range(2):
+                one = three.batches(0, stream, partition)
+                assert one
+                await until(lambda: three.batches(1, stream, partition) == one)  # noqa: B023
+                await until(lambda: three.batches(2, stream, partition) == one)  # noqa: B023
+        assert len(three.log(1, streams[0]).segments) > 1
+
+
+async def test_a_new_leader_serves_what_was_committed_and_the_old_one_is_cut_by_lineage() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"committed").wait()
+        await until(lambda: three.ends_equal(stream))
+        three.disconnect(0)
+        lost = three.write(stream, b"never", b"confirmed", number=0)
+        await until(lambda: three.log(0, stream).synced_end == 3)
+        await three.elect(1)
+        await until(lambda: three.nodes[1].served == [Stint(2, 1)])
+        await three.write(stream, b"new").wait()
+        three.cut_off.clear()
+        await three.order()
+        await until(lambda: three.values(0, stream) == [b"committed", b"new"])
+        assert not lost.is_set()
+        assert three.nodes[0].stepped_down_count == 1
+        await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+        await three.write(stream, b"all").wait()
+        await until(lambda: three.ends_equal(stream))
+        assert three.batches(0, stream) == three.batches(1, stream) == three.batches(2, stream)
+
+
+async def test_delivery_is_torn_down_before_a_log_is_touched() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"committed").wait()
+        await until(lambda: three.nodes[0].served == [Stint(1, 0)])
+        three.disconnect(0)
+        three.write(stream, b"lost", number=0)
+        await until(lambda: three.log(0, stream).synced_end == 2)
+        await three.elect(2)
+        seen: list[int] = []
+        three.nodes[0].on_step_down = lambda: seen.append(int(three.log(0, stream).written_end))
+        three.cut_off.clear()
+        await three.order()
+        await until(lambda: three.log(0, stream).written_end == 1)
+        assert seen == [2]
+
+
+async def test_a_new_leader_opens_only_when_all_that_it_took_over_is_committed() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        three.disconnect(2)
+        three.write(stream, b"2")
+        await until(lambda: three.log(1, stream).synced_end == 2)
+        await three.kill(0)
+        row = three.row
+        three.row = replace(row, leader=1, leader_incarnation=1, epoch=2, version=row.version._replace(number=2))
+        await three.order()
+        await trio.sleep(0.05)
+        assert three.nodes[1].served == []
+        three.cut_off.clear()
+        three.row = replace(three.row, isr=three.row.isr[1:], version=row.version._replace(number=3))
+        await three.order()
+        await until(lambda: three.nodes[1].served == [Stint(2, 1)])
+        assert three.log(1, stream).high_watermark == 2
+        assert three.values(2, stream) == [b"1", b"2"]
+
+
+async def test_a_restarted_replica_keeps_its_promises_and_its_records() -> None:
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        later = BALLOT._replace(epoch=5)
+        assert await three.nodes[1].shard.promise(later) is not None
+        await three.kill(1)
+        await three.start(1)
+        assert not await three.nodes[1].shard.obey(BALLOT, three.row)
+        report = await three.nodes[1].shard.promise(later)
+        assert report is not None and report.end == 1 and not report.is_blank
+        assert report.isr == three.row.isr
+        assert await three.nodes[1].shard.promise(BALLOT) is None
+
+
+async def test_a_leader_that_restarts_leads_nothing() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        await three.kill(0)
+        await three.start(0)
+        await three.nodes[0].shard.obey(BALLOT, three.row)
+        assert three.nodes[0].shard.role is Role.WAITING
+        assert three.nodes[0].shard.writable() == "this node does not lead shard 0"
+        await three.elect(1)
+        await until(lambda: three.nodes[1].served != [])
+        await three.write(stream, b"2").wait()
+        await until(lambda: three.values(0, stream) == [b"1", b"2"])
+
+
+async def test_a_replica_without_its_disk_is_blank_and_gets_everything_again() -> None:
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, *[b"%d" % number for number in range(50)]).wait()
+        await three.kill(2)
+        await until(lambda: three.write(stream, b"more") is not None and three.row.in_sync_nodes == {0, 1})
+        node = three.nodes[2]
+        node.storage, node.disk = MemoryStorage(), node.disk.__class__(int=99)
+        await three.start(2)
+        report = await node.shard.promise(BALLOT)
+        assert report is not None and report.is_blank
+        await three.order()
+        await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+        await until(lambda: three.ends_equal(stream))
+        assert three.batches(2, stream) == three.batches(0, stream)
+        await until(lambda: not node.shard.replica.kept.is_blank)
+
+
+async def test_a_follower_that_is_gone_leaves_the_in_sync_set_and_comes_back() -> None:
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        three.disconnect(2)
+        await three.write(stream, b"2").wait()
+        assert three.row.in_sync_nodes == {0, 1}
+        three.cut_off.clear()
+        await three.order()
+        await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+        await until(lambda: three.ends_equal(stream))
+
+
+async def test_a_follower_that_only_lags_leaves_too() -> None:
+    async with cluster(config=replace(QUICK, gone_s=1000)) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        three.disconnect(2)
+        done = three.write(stream, b"2")
+        await done.wait()
+        assert three.row.in_sync_nodes == {0, 1}
+
+
+async def test_a_request_is_repeated_until_an_order_settles_it() -> None:
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        three.grants = False
+        three.disconnect(2)
+        done = three.write(stream, b"2")
+        await until(lambda: len(three.requests) > 3)
+        assert len(set(three.requests)) == 1
+        assert not done.is_set(), "who is to leave counts until that is committed"
+        three.grants = True
+        await done.wait()
+
+
+async def test_too_few_in_sync_refuse_writes_with_the_reason() -> None:
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        assert three.leader.writable() is None
+        three.disconnect(1)
+        three.disconnect(2)
+        done = three.write(stream, b"2")
+        await until(lambda: three.row.in_sync_nodes == {0})
+        await until(lambda: three.leader.writable() == "shard 0 has 1 replicas in sync, of at least 2")
+        assert not done.is_set()
+        three.cut_off.clear()
+        await three.order()
+        await done.wait()
+        assert three.leader.writable() is None
+
+
+async def test_streams_that_come_grow_change_and_go_do_so_at_every_replica() -> None:
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create()
+        other = await three.create("other")
+        await three.write(stream, b"1").wait()
+        directory = three.leader.directory
+        await directory.grow_stream(stream, 3)
+        await directory.configure_stream(stream, replace(SMALL, retention_bytes=123_456))
+        await directory.rename_stream(stream, kind="topic", vhost="/", name="invoices")
+        await three.write(stream, b"2", partition=2).wait()
+        await directory.delete_stream(other)
+        for number in (1, 2):
+            streams = three.nodes[number].shard.directory.streams
+            await until(lambda: set(streams) == {stream.spec.id} and streams[stream.spec.id].spec == stream.spec)  # noqa: B023
+            assert three.values(number, stream, 2) == [b"2"]
+            assert three.log(number, stream).config.retention_bytes == 123_456
+
+
+async def test_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_else() -> None:
+    async with cluster() as three:
+        await three.found()
+        kept, gone = await three.create("kept"), await three.create("gone")
+        await three.write(kept, b"1").wait()
+        await three.write(gone, b"1").wait()
+        orphan = await three.create("orphan")
+        await three.write(orphan, b"1").wait()
+        await three.kill(2)
+        # Nobody has said of this one that it was deleted, and yet it is not there.
+        for number in (0, 1):
+            del three.nodes[number].shard.directory.streams[orphan.spec.id]
+        await three.leader.directory.delete_stream(gone)
+        await until(lambda: gone.spec.id not in three.nodes[1].shard.directory.streams)
+        three.nodes[1].shard.deletions.forget([orphan.spec.id])
+        await three.kill(0)
+        await three.start(0)
+        await three.start(2)
+        await three.elect(1)
+        await until(lambda: three.nodes[1].served != [])
+        done = three.write(kept, b"2")
+        await done.wait()
+        streams = three.nodes[2].shard.directory.streams
+        await until(lambda: set(streams) == {kept.spec.id, orphan.spec.id})
+        assert gone.spec.id in three.nodes[2].shard.deletions.streams
+
+
+async def test_what_the_leader_deletes_by_retention_goes_everywhere_and_a_blank_one_begins_behind_it() -> None:
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create()
+        for number in range(60):
+            await three.write(stream, b"%d " % number * 100).wait()
+        three.disconnect(2)
+        for number in range(60, 120):
+            await three.write(stream, b"%d " % number * 100).wait()
+        log = three.log(0, stream)
+        log.delete_before(110)
+        three.leader.directory.committer.urgent(log)
+        await until(lambda: log.replica_start > 60)
+        await until(lambda: three.log(1, stream).log_start == 110)
+        three.cut_off.clear()
+        await three.order()
+        await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+        await until(lambda: three.ends_equal(stream))
+        assert three.values(2, stream)[-10:] == three.values(0, stream)
+        assert three.log(2, stream).replica_start == log.replica_start
+
+
+async def test_a_follower_far_behind_catches_up_in_large_steps_and_with_a_throttle() -> None:
+    config = replace(QUICK, fetch_bytes_max=20_000, throttle_bytes_s=2_000_000)
+    async with cluster(config=config) as three:
+        await three.found(isr=(0, 1))
+        three.disconnect(2)
+        stream = await three.create(config=replace(SMALL, segment_bytes_max=100_000))
+        for number in range(100):
+            done = three.write(stream, b"%d " % number * 1000)
+            if number % 10 == 9:
+                await done.wait()
+        three.cut_off.clear()
+        await three.order()
+        await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+        assert three.batches(2, stream) == three.batches(0, stream)
+        status = three.leader.status()
+        assert status.role is Role.LEADER
+        assert [one.record_lag for one in status.followers] == [0, 0]
+        assert three.nodes[2].shard.status().received_bytes > 100_000
+
+
+async def test_a_compacted_log_catches_up_from_the_middle_of_what_is_one_batch_now() -> None:
+    config = replace(SMALL, cleanup="compact", segment_bytes_max=1500, retention_ms=None)
+    async with cluster() as three:
+        await three.found()
+        stream = await three.create(config=config)
+        for number in range(5):
+            await three.write(stream, b"%d" % number).wait()
+        await until(lambda: three.ends_equal(stream))
+        three.disconnect(2)
+        for number in range(5, 60):
+            await three.write(stream, b"%d " % number * 30).wait()
+        log = three.log(0, stream)
+        log.note_watermark()
+        await until(lambda: log.compacted_to > 5)
+        assert len(three.values(0, stream)) < 60
+        three.cut_off.clear()
+        await three.order()
+        await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+        assert three.values(2, stream)[-1] == three.values(0, stream)[-1]
+        assert three.log(2, stream).written_end == 60
+
+
+async def test_after_a_clean_stop_the_watermark_file_says_what_is_committed() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        three.disconnect(1)
+        three.write(stream, b"2")
+        await until(lambda: three.log(0, stream).synced_end == 2)
+        await three.nodes[0].shard.close()
+        await three.kill(0)
+        await three.start(0, clean=True)
+        log = three.log(0, stream)
+        assert (log.high_watermark, log.written_end) == (1, 2)
+
+
+async def test_a_shard_without_its_promises_is_not_opened() -> None:
+    async with cluster() as three:
+        await three.found()
+        await three.create()
+        await three.kill(0)
+        three.nodes[0].storage.remove("kept")
+        with pytest.raises(UnknownFormat, match="promised"):
+            await three.start(0)
+
+
+async def test_a_fenced_replica_follows_and_serves_nobody() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        report = await three.leader.fence(BALLOT, 7)
+        assert report is not None and report.stint == Stint(1, 0)
+        done = three.write(stream, b"2")
+        await until(lambda: three.nodes[0].stepped_down_count == 1)
+        assert three.nodes[0].shard.role is Role.WAITING
+        assert not done.is_set()
