@@ -4,14 +4,19 @@ Stands above the doors, like mapping.py; the broker's composition hands it to th
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from headrace.gateways.amqp.server import AmqpDoor
 from headrace.gateways.amqp.session import Session
 from headrace.gateways.http.connections import Connected
 from headrace.gateways.http.metrics import MqttCounts
+from headrace.gateways.http.retained import RetainedOne
 from headrace.gateways.mqtt.client import Client
-from headrace.gateways.mqtt.reasons import ReasonCode, Version
+from headrace.gateways.mqtt.hub import Hub
+from headrace.gateways.mqtt.reasons import MqttError, ReasonCode, Version
+from headrace.gateways.mqtt.retained import Retained
 from headrace.gateways.mqtt.server import MqttDoor
+from headrace.gateways.mqtt.topics import check_topic_filter
 
 _MQTT_VERSIONS = {Version.V3_1_1: "mqtt 3.1.1", Version.V5: "mqtt 5"}
 
@@ -36,6 +41,35 @@ def mqtt_counts(mqtt: MqttDoor) -> list[MqttCounts]:
             )
         )
     return found
+
+
+def retained(mqtt: MqttDoor, vhost: str, topic_filter: str) -> Iterator[RetainedOne]:
+    """What a new subscription would be sent, by topic. ValueError for a filter that is none."""
+    try:
+        check_topic_filter(topic_filter, Version.V5)
+    except MqttError as error:
+        raise ValueError(str(error)) from None
+    hubs = [hub for hub in mqtt.hubs() if hub.host.name == vhost]
+    return (_retained(hub, message) for hub in hubs for message in _by_topic(hub, topic_filter))
+
+
+def _by_topic(hub: Hub, topic_filter: str) -> list[Retained]:
+    return sorted(hub.retained.matching(topic_filter, hub.broker.env.clock.wall_us()), key=lambda one: one.topic)
+
+
+def _retained(hub: Hub, message: Retained) -> RetainedOne:
+    load = partial(hub.shared.retained.payload, hub.host.name, message)
+    return RetainedOne(
+        topic=message.topic.decode(),
+        key=hub.shared.keys.key_of(message.topic).decode("utf-8", "surrogateescape"),
+        qos=message.qos,
+        timestamp_us=message.timestamp_us,
+        expiry_us=message.expiry_us,
+        tags=message.tags,
+        user=message.user,
+        client_id=message.client_id,
+        payload=(lambda: message.payload) if message.is_loaded else load,
+    )
 
 
 class OpenConnections:

@@ -15,9 +15,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 
 from headrace.spark import schema as columns
 from headrace.spark.access import Access, open_access
-from headrace.spark.options import SourceOptions, Where, check_names, source_options
+from headrace.spark.options import InvalidOption, SourceOptions, Where, check_names, source_options
 from headrace.spark.options import columns as columns_option
 from headrace.spark.plan import Task, plan
+from headrace.spark.sink_messages import sink_options
 from headrace.spark.source_edges import batch_ranges
 from headrace.spark.source_filters import Bounds, bounds
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from headrace.spark.sink import BatchWriter, StreamWriter
     from headrace.spark.stream import StreamReader
+    from headrace.spark.table_reader import TableReader
 
 
 class HeadraceSource(DataSource):  # type: ignore[misc]
@@ -36,20 +39,42 @@ class HeadraceSource(DataSource):  # type: ignore[misc]
         return "headrace"
 
     def schema(self) -> "StructType":
+        if "view" in self.options:
+            from headrace.spark.table_reader import spark_schema
+
+            return spark_schema(self.options)
         # Whether it will be read as a batch or as a stream is not known here: each of them looks at the rest.
         check_names(self.options)
         wants_headers = self.options.get("includeHeaders", "false").strip().lower() == "true"
         return columns.spark_schema(columns.chosen(columns_option(self.options), include_headers=wants_headers))
 
-    def reader(self, schema: "StructType") -> "BatchReader":
+    def reader(self, schema: "StructType") -> "BatchReader | TableReader":
+        if "view" in self.options:
+            from headrace.spark.table_reader import TableReader, spark_schema, view_options
+
+            if schema != spark_schema(self.options):
+                raise InvalidOption("a view has columns of its own: leave the schema out, and select")
+            return TableReader(view_options(self.options))
         options = source_options(self.options, streaming=False)
         return BatchReader(options, columns.columns_of(schema, options))
 
     def streamReader(self, schema: "StructType") -> "StreamReader":
         from headrace.spark.stream import StreamReader
 
+        if "view" in self.options:
+            raise InvalidOption("a 'view' is read as a batch: it is what the broker says now")
         options = source_options(self.options, streaming=True)
         return StreamReader(options, columns.columns_of(schema, options))
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
+        from headrace.spark.sink import BatchWriter, checked
+
+        return BatchWriter(checked(schema, sink_options(self.options, streaming=False), overwrite))
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":
+        from headrace.spark.sink import StreamWriter, checked
+
+        return StreamWriter(checked(schema, sink_options(self.options, streaming=True), overwrite))
 
 
 class TaskPartition(InputPartition):  # type: ignore[misc]

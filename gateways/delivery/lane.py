@@ -675,6 +675,15 @@ class Lane:
         while (stretch := twin._first()) is not None:
             yield twin._hand_out(stretch, stretch.count)
 
+    def unsettled_stretches(self, first: int = 0) -> Iterator[Stretch]:
+        """Everything ready or unacked from this sequence on, in order. Leaves the lane as it is; not to be changed."""
+        twin = Lane(self._spans, place=self.place)
+        floor = max(self.floor, first)
+        settled = [(max(low, floor), high) for low, high in self.settled if high > floor]
+        twin.restore(self.next_seq, floor, settled, [one.copy() for one in self.arrivals()])
+        while (stretch := twin._first()) is not None:
+            yield twin._hand_out(stretch, stretch.count)
+
     # -- out of order, by filters (scan.py) ---------------------------------------------------------------------
 
     @property

@@ -37,10 +37,12 @@ from headrace.gateways.http import (
     publishing,
     queues,
     reading,
+    retained,
     schedules,
     segments,
     staging,
     topics,
+    unsettled,
 )
 from headrace.gateways.http.config import SMALL_BODY_BYTES_MAX
 from headrace.gateways.http.connection import CONNECTION, Gone
@@ -99,6 +101,8 @@ def all_operations() -> list[Operation]:
         *publishing.operations(),
         *reading.operations(),
         *queues.operations(),
+        *unsettled.operations(),
+        *retained.operations(),
         *connections.operations(),
         *dead_letters.operations(),
         *audit.operations(),

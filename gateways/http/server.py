@@ -26,6 +26,7 @@ from headrace.gateways.http.config import HttpConfig
 from headrace.gateways.http.connection import HttpConnection
 from headrace.gateways.http.connections import Connections
 from headrace.gateways.http.metrics import MqttCounts
+from headrace.gateways.http.retained import FindRetained
 from headrace.gateways.http.words import Words
 from headrace.gateways.relay.dialing import connection_of
 from headrace.gateways.relay.opening import HttpOpening
@@ -73,6 +74,7 @@ class HttpDoor:
         # Of the other doors.
         self.open_connections = open_connections
         self.mqtt_counts: Callable[[], Sequence[MqttCounts]] = lambda: ()
+        self.retained: FindRetained = lambda vhost, topic_filter: iter(())
         self.config = config or HttpConfig()
         self.version = version
         # Of every door, for those who count.

@@ -7,6 +7,7 @@ protocols) is `Commons`. Neighbours: node.py opens the listeners.
 
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -21,7 +22,7 @@ from headrace.gateways.amqp.delaying import fired
 from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor
 from headrace.gateways.amqp.settings import settings_of
-from headrace.gateways.connected import OpenConnections, mqtt_counts
+from headrace.gateways.connected import OpenConnections, mqtt_counts, retained
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
@@ -177,4 +178,5 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
         version=__version__,
     )
     http.mqtt_counts = lambda: mqtt_counts(mqtt)
+    http.retained = partial(retained, mqtt)
     return Service(broker, amqp, mqtt, http)
