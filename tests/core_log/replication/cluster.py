@@ -100,6 +100,7 @@ class Cluster:
         node.incarnation += 1
         node.scope, node.ended = trio.CancelScope(), trio.Event()
         node.links = []
+        node.replica = None
         env = Env(SystemClock(), node.storage, ThreadWorker(2), SystemIds(), Random(number))
 
         async def stepped_down() -> None:
@@ -110,7 +111,7 @@ class Cluster:
         async def connect(other: int) -> PeerLink:
             return await self._connect(node, other)
 
-        node.replica = ShardReplica(
+        replica = ShardReplica(
             env,
             0,
             node.member,
@@ -121,7 +122,8 @@ class Cluster:
             leading=node.served.append,
             config=self.config,
         )
-        await node.replica.open(clean=clean)
+        await replica.open(clean=clean)
+        node.replica = replica
         await self.nursery.start(self._run, node)
 
     async def _run(self, node: Node, *, task_status: "trio.TaskStatus[None]") -> None:

@@ -154,7 +154,8 @@ async def test_a_replica_without_its_disk_is_blank_and_gets_everything_again() -
         stream = await three.create()
         await three.write(stream, *[b"%d" % number for number in range(50)]).wait()
         await three.kill(2)
-        await until(lambda: three.write(stream, b"more") is not None and three.row.in_sync_nodes == {0, 1})
+        await three.write(stream, b"more").wait()
+        assert three.row.in_sync_nodes == {0, 1}
         node = three.nodes[2]
         node.storage, node.disk = MemoryStorage(), node.disk.__class__(int=99)
         await three.start(2)
