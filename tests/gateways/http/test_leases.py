@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from .conftest import PATIENCE_S, HttpBroker
 from .test_app import code
@@ -64,19 +63,21 @@ def test_lease_on_what_is_not_there_is_refused(http: httpx.Client, name: str) ->
     assert code(other) == "not_found"
 
 
-@pytest.mark.parametrize("how", ["given back", "run out", "does not move"])
-def test_retention_waits_for_a_lease_and_not_for_ever(tmp_path: Path, how: str) -> None:
-    config = "[leases]\nhold_s_max = 3\n" if how == "does not move" else ""
-    with HttpBroker(tmp_path, config=config) as broker, broker.client() as http:
-        aging(http, "kept")
-        assert put(http, "kept", "q", 1, ttl_ms=4000 if how == "run out" else 60_000).status_code == 201
+def test_retention_waits_for_a_lease_and_not_for_ever(tmp_path: Path) -> None:
+    with HttpBroker(tmp_path, config="[leases]\nhold_s_max = 4\n") as broker, broker.client() as http:
+        for name in ("returned", "expiring", "stuck"):
+            aging(http, name)
+            assert put(http, name, "q", 1, ttl_ms=4000 if name == "expiring" else 60_000).status_code == 201
         # Another topic tells when retention has been at work.
         aging(http, "taken")
         wait_removed(http, "taken", 3)
-        assert first_offset(http, "kept") == 0
-        if how == "given back":
-            http.delete(f"{TOPICS}/kept/leases/q").raise_for_status()
-        wait_removed(http, "kept", 3)
+        assert [first_offset(http, name) for name in ("returned", "expiring", "stuck")] == [0, 0, 0]
+        http.delete(f"{TOPICS}/returned/leases/q").raise_for_status()
+        for name in ("returned", "expiring", "stuck"):
+            wait_removed(http, name, 3)
+        # The one that does not move is still there, and says that nobody waits for it.
+        (lease,) = http.get(f"{TOPICS}/stuck/leases").json()["leases"]
+        assert lease["partitions"][0]["overdue"]
 
 
 def test_lease_survives_a_crash(tmp_path: Path) -> None:
