@@ -95,6 +95,10 @@ class Publisher:
 
     def publish(self, channel: Channel, run: PublishRun) -> None:
         """Take one run. Raises AmqpError (soft or hard) for what is not allowed; what stands before it is kept."""
+        reason = self._broker.unwritable()
+        if reason is not None:
+            self._refuse_all(channel, len(run.bodies), reason)
+            return
         resolved = self._resolve(run.method_payload)
         for group in self._shapes.groups(run.properties):
             first, last, scan = group[:3]
@@ -111,6 +115,12 @@ class Publisher:
                     self._reply(channel, resolved.publish, run.properties[index], run.bodies[index])
             else:
                 self._append(channel, resolved, run.properties[first:last], run.bodies[first:last], scan)
+
+    def _refuse_all(self, channel: Channel, count: int, reason: str) -> None:
+        """Nothing is appended, so that a nack is true."""
+        if not channel.confirming:
+            raise amqp_error(ReplyCode.PRECONDITION_FAILED, f"publish refused: {reason}", *_PUBLISH_IDS)
+        channel.expect(count).outcome = Outcome.NACK
 
     def _publish_interesting(
         self, channel: Channel, resolved: _Resolved, run: PublishRun, first: int, last: int, scan: PropertyScan

@@ -112,11 +112,15 @@ class AmqpDoor:
 
     async def step_down(self, reason: str) -> None:
         """Another node serves these vhosts from now on: clients of other nodes go on with it without noticing, those of
-        this node are told to come again. What they declared stays."""
-        for session in list(self.sessions):
-            session.be_succeeded()
+        this node are told to come again. What they declared stays; none of them touches anything when this returns."""
+        ending = list(self.sessions)
+        for session in ending:
+            session.be_forsaken()
             if not session.relayed:
                 await session.shut(reason)
+        for session in ending:
+            if session.relayed:
+                await session.gone()
 
     def _alarms_changed(self) -> None:
         for session in list(self.sessions):

@@ -104,6 +104,8 @@ class Session:
         self.owner: object = owner or self
         # The client goes on with another session: its queues outlive this one.
         self._succeeded = trio.Event()
+        # This node no longer leads the vhost: nothing of it is touched any more.
+        self._is_forsaken = False
         self._cleaned = trio.Event()
         # Whom the limits count this connection for, once it is open.
         self._member: Member | None = None
@@ -461,12 +463,21 @@ class Session:
 
     async def _settled(self) -> None:
         """Acks are safe before the channel's or connection's close is answered (Q3)."""
+        if self._is_forsaken:
+            return
         self.door.turn.end()
         await self._broker.write_journal()
 
     async def _let_go(self) -> None:
         """What the connection held goes back, its exclusive queues go. Nobody finds them once it is told closed."""
         if self._operations is None:
+            return
+        if self._is_forsaken:
+            for channel in self.channels.values():
+                channel.open = False
+                assert self._member is not None
+                self.door.limits.close_channel(self._member)
+            self.channels.clear()
             return
         for number in list(self.channels):
             await self._close_channel(number)
@@ -479,7 +490,7 @@ class Session:
         self.outbox.close()
         self._socket.close()
         try:
-            if self.relayed and not self._closing:
+            if self.relayed and not self._closing and not self._is_forsaken:
                 await self._wait_for_successor()
             await self._let_go()
         finally:
@@ -602,6 +613,14 @@ class Session:
             self._send_forced_close(reason)
         else:
             self._scope.cancel()
+
+    def be_forsaken(self) -> None:
+        """This node no longer leads the vhost. As `be_succeeded`, and what the client held is the next leader's too."""
+        self._is_forsaken = True
+        for channel in self.channels.values():
+            # No consumer of theirs has room from now on.
+            channel.open = False
+        self.be_succeeded()
 
     def be_succeeded(self) -> None:
         """Another leader, or another session here, goes on with the client: nothing is deleted because this one ends.

@@ -163,6 +163,8 @@ class Broker:
         directory.pinned_from = self._pinned_from
         # How many queues a vhost may have; None: as many as it likes.
         self.queues_max: Callable[[str], int | None] = lambda vhost: None
+        # Why nothing can be committed now, if nothing can: doors say so to publishers, and append nothing.
+        self.unwritable: Callable[[], str | None] = lambda: None
 
     # -- starting -----------------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Code(Enum):
     HEADERS_TOO_LARGE = ("headers_too_large", 431, "The headers are larger than the limit")
     INTERNAL_ERROR = ("internal_error", 500, "The broker has made a mistake")
     ALARM = ("alarm", 503, "Publishers have to wait: memory is low")
+    TOO_FEW_REPLICAS = ("too_few_replicas", 503, "Too few replicas are in sync to commit anything")
     NO_LEADER = ("no_leader", 503, "The node that leads this vhost cannot be reached")
     STORAGE_FAILED = ("storage_failed", 503, "The disk or what is on it cannot be relied on")
     STOPPING = ("stopping", 503, "The broker is stopping")

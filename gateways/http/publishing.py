@@ -151,7 +151,11 @@ def place_of(door: "HttpDoor", visitor: Visitor, name: str) -> Place:
 
 
 def check_alarms(door: "HttpDoor") -> None:
-    """Over AMQP and MQTT publishers are kept waiting; here they are told to come back."""
+    """Over AMQP and MQTT publishers are kept waiting; here they are told to come back. Nobody is kept waiting for
+    replicas."""
+    reason = door.broker.unwritable()
+    if reason is not None:
+        raise Problem(Code.TOO_FEW_REPLICAS, f"publish refused: {reason}", headers={"retry-after": "1"})
     active = door.alarms.active
     if active:
         code = Code.DISK_FULL if Alarm.DISK in active else Code.ALARM

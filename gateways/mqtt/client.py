@@ -691,6 +691,11 @@ class Client:
 
     def _publish(self, session: Session, run: PublishRun) -> None:
         self._published = True
+        reason = self.door.broker.unwritable()
+        # What has been taken with QoS 2 is not refused when it comes again.
+        if reason is not None and (run.qos < 2 or session.incoming.keys().isdisjoint(run.packet_ids)):
+            self._refuse_some(session, run, MqttError(ReasonCode.QUOTA_EXCEEDED, f"publish refused: {reason}"))
+            return
         if not self._allowed.issuperset(run.topics):
             unknown = {*run.topics} - self._allowed
             if any(topic.startswith(delaying.TOPIC) for topic in unknown):

@@ -161,7 +161,9 @@ class MqttDoor:
         """Another node serves these vhosts from now on, or nobody: clients are told to come again."""
         for client in list(self.clients):
             client.dismiss(ReasonCode.SERVER_SHUTTING_DOWN, reason)
-        await trio.lowlevel.checkpoint()
+        while self.clients:
+            # They have been told to end, and need no more than their turn for it.
+            await trio.lowlevel.checkpoint()
 
     async def run(self) -> None:
         """Keep alives and the hubs, until cancelled."""

@@ -420,3 +420,104 @@ async def test_a_node_that_stops_tells_its_relayed_clients() -> None:
         assert built.leading is not None
         leading = built.leading
         await built.until(lambda: not leading.service.amqp.sessions)
+
+
+async def test_publishes_get_a_definite_no_while_too_few_replicas_are_in_sync() -> None:
+    async with town() as built:
+        assert built.leading is not None
+        broker = built.leading.service.broker
+        broker.unwritable = lambda: "shard 0 has 1 replicas in sync, of at least 2"
+
+        def story() -> None:
+            with built.connect() as connection:
+                channel = connection.channel()
+                channel.queue_declare("q", durable=True)
+                channel.confirm_delivery()
+                with pytest.raises(pika.exceptions.NackError):
+                    channel.basic_publish("", "q", b"x", PERSISTENT)
+                plain = connection.channel()
+                plain.basic_publish("", "q", b"x", PERSISTENT)
+                with pytest.raises(ChannelClosedByBroker, match="replicas in sync"):
+                    plain.queue_declare("q", passive=True)
+                assert bodies(channel, "q") == []
+
+        await in_thread(story)
+
+
+async def test_a_slow_consumer_holds_back_no_more_than_buffers() -> None:
+    async with town() as built:
+        assert built.leading is not None
+        assert built.front is not None
+        body = b"x" * 50_000
+
+        def fill() -> Wire:
+            with built.connect() as connection:
+                channel = connection.channel()
+                channel.queue_declare("q", durable=True)
+                channel.confirm_delivery()
+                for _ in range(400):
+                    channel.basic_publish("", "q", body, PERSISTENT)
+            wire = Wire(built.ports["amqp"])
+            wire.log_in()
+            wire.open_channel(1)
+            wire.call(1, commands.Basic.Consume(queue="q", no_ack=True), commands.Basic.ConsumeOk)
+            return wire
+
+        wire = await in_thread(fill)
+        (relay,) = built.front.relays
+        # It reads nothing: its socket fills up, and the link is not read either.
+        await built.until(lambda: relay._client.is_sending)
+        assert len(relay._client._rest) + relay._tracker._down.held_bytes < 1024 * 1024
+
+        def take() -> int:
+            count = 0
+            while count < 400:
+                _number, found = wire.receive()
+                count += isinstance(found, commands.Basic.Deliver)
+            return count
+
+        assert await in_thread(take) == 400
+        wire.socket.close()
+
+
+async def test_heartbeats_are_this_nodes_affair_while_nobody_leads() -> None:
+    async with town() as built:
+        built.leaders.patience_s = 60
+
+        def story(steps: Stepwise) -> None:
+            with Wire(built.ports["amqp"]) as wire:
+                wire.log_in(beat=2)
+                steps.pause()
+                for _ in range(2):
+                    assert type(wire.receive_any()[1]).__name__ == "Heartbeat"
+                steps.pause()
+
+        steps = Stepwise()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, lambda: story(steps))
+            await steps.reached()
+            assert built.leading is not None
+            await built.leading.kill()
+            steps.go_on()
+            await steps.reached()
+            steps.go_on()
+
+
+async def test_a_leader_that_falls_silent_is_given_up() -> None:
+    async with town() as built:
+
+        def story(steps: Stepwise) -> None:
+            with Wire(built.ports["amqp"]) as wire:
+                wire.log_in()
+                wire.open_channel(1)
+                steps.pause()
+                wire.call(1, commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+
+        async def act() -> None:
+            assert built.front is not None
+            (relay,) = built.front.relays
+            assert relay._link is not None
+            relay.beat(relay._link.last_received + 9, late=False)
+            await built.until(lambda: relay.failover_count == 1)
+
+        await told(built, story, act)

@@ -184,3 +184,18 @@ async def test_a_read_is_asked_of_the_next_leader_when_one_is_lost() -> None:
 def _make(built: Town) -> None:
     with client(built) as http:
         assert http.post("/api/v1/topics", json={"name": "t", "partitions": 1}).status_code == 201
+
+
+async def test_publishes_get_a_definite_no_while_too_few_replicas_are_in_sync() -> None:
+    async with town() as built:
+        await in_thread(lambda: _make(built))
+        assert built.leading is not None
+        built.leading.service.broker.unwritable = lambda: "shard 0 has 1 replicas in sync, of at least 2"
+
+        def story() -> None:
+            with client(built) as http:
+                answer = http.post("/api/v1/topics/t/messages", json=[{"value": "x"}])
+                assert (answer.status_code, answer.json()["code"]) == (503, "too_few_replicas")
+                assert "retry-after" in answer.headers
+
+        await in_thread(story)

@@ -13,7 +13,7 @@ from tests.gateways.relay.town import Town, in_thread, town
 
 from headrace.gateways.mqtt.encoder import encode_packet
 from headrace.gateways.mqtt.front import PacketBorders
-from headrace.gateways.mqtt.packets import Connack, Disconnect, Pingresp, Publish, Suback
+from headrace.gateways.mqtt.packets import Connack, Disconnect, Pingresp, Publish, QoS, Suback
 from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import ReasonCode, ReturnCode, Version
 
@@ -224,3 +224,22 @@ def test_borders_of_packets_are_found_wherever_the_octets_are_cut(
         assert borders.may_end
     elif missing < len(parts[-1]):
         assert not borders.may_end
+
+
+@VERSIONS
+async def test_publishes_get_a_definite_no_while_too_few_replicas_are_in_sync(version: Version) -> None:
+    async with town() as built:
+        assert built.leading is not None
+        built.leading.service.broker.unwritable = lambda: "shard 0 has 1 replicas in sync, of at least 2"
+
+        def story() -> None:
+            with Wire(built.ports["mqtt"], version) as wire:
+                wire.connect("c")
+                if version is Version.V5:
+                    assert wire.publish("t", b"x", qos=1) is ReasonCode.QUOTA_EXCEEDED
+                    assert wire.publish("t", b"x", qos=2) is ReasonCode.QUOTA_EXCEEDED
+                else:
+                    wire.send(Publish("t", b"x", QoS.AT_LEAST_ONCE, packet_id=1))
+                    wire.expect_end()
+
+        await in_thread(story)
