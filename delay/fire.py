@@ -1,8 +1,9 @@
 """What the delay engine asks of whoever carries a due record to its target. Values and a protocol.
 
-The engine decides that records are due, writes that down with the numbers of its outbox (core_log/outbox.py), waits for
-the commit, and only then calls `fire`. After a crash it calls `fire` again with the same numbers, in the same order,
-for whatever was not known to be done; PartitionLog.append_dense writes each once.
+The engine decides a moment ahead that records fire, writes that down with the numbers of its outbox
+(core_log/outbox.py), waits for the commit and for the due time, and only then calls `fire`. After a crash it calls
+`fire` again with the same numbers, in the same order, for whatever was not known to be done;
+PartitionLog.append_dense writes each once.
 Neighbours: delays.py calls; gateways/delivery has somebody for each kind of target.
 """
 

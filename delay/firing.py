@@ -1,10 +1,12 @@
-"""From ring 0 to the target: bodies are read a little ahead, firing is decided, and only then is it done. Driver.
+"""From ring 0 to the target: bodies are read ahead, firing is decided a moment ahead, and done when it is due. Driver.
 
-    ring 0 -> stage (bodies read) -> due: decide, one append for many -> durable -> Fire -> committed there -> settled
+    ring 0 -> stage (bodies read) -> decide, one append for many -> durable, due -> Fire -> committed there -> settled
 
-Never early: a record is decided when the wall clock has reached its due time, whatever the clock did before. Exactly
-once: the decision has the outbox's numbers, and what was decided and is not settled is handed over again after a start,
-with the same numbers and before anything new.
+The decision is made up to DECIDE_AHEAD_US before the due time, so that it is on the disk when the time has come and
+only the target has to be synced then. Never early: it is handed over when the clock by which it was decided has
+reached its due time; a clock that is set back in between holds what is not decided. Exactly once: the decision has the
+outbox's numbers, and what was decided and is not settled is handed over again after a start, with the same numbers and
+before anything new. Records of one partition are handed over in the order of their numbers.
 Neighbours: engine.py has what is shared, fire.py is the other side.
 """
 
@@ -17,6 +19,7 @@ import numpy.typing as npt
 import trio
 import xxhash
 
+from headrace.core_log.env import Clock
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.outbox import TargetPartition
 from headrace.delay.bodies import Bodies
@@ -28,9 +31,15 @@ from headrace.delay.marks import Places, State
 
 # Bodies are read between so long and half of it before they are due: some at a time, not each by itself.
 AHEAD_US = 400_000
+# Firing is decided so long before it is due, for all that is due by then, when the first is due within the other: two
+# syncs of a slow disk, and not a decision for each tick. Lateness p99 at 1,000 due/s: bench/delay.py.
+DECIDE_AHEAD_US = 40_000
+DECIDE_WITHIN_US = 25_000
 # So many are read, or decided, before others on the loop get a turn.
 STAGE_COUNT_MAX = 4096
 DECIDE_COUNT_MAX = 2048
+# What falls due meanwhile is handed over together: a commit takes longer than this on most disks.
+HAND_OVER_PAUSE_US = 2_000
 # A wall clock that steps forward is noticed within this.
 LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
@@ -53,13 +62,20 @@ class _Staged:
 
 @dataclass(slots=True, eq=False)
 class _HandOver:
+    """What one decision fires, by due time; those before `head` are handed over, and `left` are not committed yet."""
+
     move: Move
     bodies: Bodies
     ids: list[bytes]
     where: TargetPartition | None
     # The commit of the decision log that it has to wait for.
     end: int
-    byte_count: int
+    # Bytes of a record, on average.
+    size: int
+    # The wall clock by which it was decided, ahead of the monotonic one.
+    ahead_us: int
+    left: int
+    head: int = 0
 
 
 class Firing:
@@ -67,26 +83,35 @@ class Firing:
         self._engine = engine
         self._fire = fire
         self._staged: deque[_Staged] = deque()
-        self._handing: deque[_HandOver] = deque()
+        # What was decided and is not all handed over, for each partition in the order of the numbers.
+        self._handing: dict[TargetPartition | None, deque[_HandOver]] = {}
         # Bodies in memory, until they are settled.
         self._byte_count = 0
-        # Something was settled, or is due sooner; something was staged.
+        # Something was settled, or is due sooner; something was staged; a decision is durable.
         self._stage_wake = trio.Event()
         self._decide_wake = trio.Event()
+        self._hand_wake = trio.Event()
 
     async def run(self) -> None:
         await self._resume()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stage_forever)
-            nursery.start_soon(self._fire_forever)
+            nursery.start_soon(self._decide_forever)
+            nursery.start_soon(self._hand_over_forever)
 
     async def _resume(self) -> None:
         """What an earlier life decided and did not know to be done is handed over again, first of all."""
+        clock = self._engine.env.clock
         for move in list(self._engine.ledger.moves.values()):
             if move.due_us is None:
                 bodies = await self._engine.bodies(move.places)
                 where = None if move.transfer is None else move.transfer.target
-                self._handing.append(_HandOver(move, bodies, bodies.ids(), where, 0, 0))
+                # If the clock was set back since, it waits as long as it can have had to wait when it was decided.
+                seen_us = max(clock.wall_us(), int(bodies.dues.max()) - DECIDE_AHEAD_US)
+                self._hand(_HandOver(move, bodies, bodies.ids(), where, 0, 0, seen_us - _now_us(clock), len(bodies)))
+
+    def _hand(self, one: _HandOver) -> None:
+        self._handing.setdefault(one.where, deque()).append(one)
 
     # -- reading ahead ------------------------------------------------------------------------------------------
 
@@ -139,36 +164,31 @@ class Firing:
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    async def _fire_forever(self) -> None:
-        """Decide for all that is due, wait until that is durable, do it; what falls due meanwhile is the next group."""
+    async def _decide_forever(self) -> None:
         engine = self._engine
         while True:
             self._decide_wake = trio.Event()
             now_us = engine.env.clock.wall_us()
+            due_us = min((one.next_due_us for one in self._staged), default=None)
+            wait_us = LOOK_S * 1e6 if due_us is None else due_us - DECIDE_WITHIN_US - now_us
             try:
-                if self.decide(now_us) or self._handing:
-                    await engine.decided()
-                    await self.hand_over()
+                if wait_us <= 0 and self.decide(now_us + DECIDE_AHEAD_US):
+                    engine.journal.when_committed(int(engine.journal.end), self._wake_hand_over)
+                    await trio.lowlevel.checkpoint()
                     continue
             except DiskFull:
                 await engine.env.clock.sleep(FULL_DISK_PAUSE_S)
                 continue
-            due_us = min((one.next_due_us for one in self._staged), default=None)
-            wait = LOOK_S if due_us is None else (self._tick_after(due_us) - now_us) / 1e6
-            await self._sleep(self._decide_wake, wait)
+            await self._sleep(self._decide_wake, wait_us / 1e6)
 
-    def _tick_after(self, due_us: int) -> int:
-        """Due times are rounded up to whole ticks."""
-        tick_us = self._engine.config.tick_ms * 1000
-        return -(-due_us // tick_us) * tick_us
+    def _wake_hand_over(self) -> None:
+        self._hand_wake.set()
 
-    def decide(self, now_us: int) -> int:
-        """Decide that what is staged and due fires; returns how many were looked at, for there may be more."""
-        engine = self._engine
-        now_us -= now_us % (engine.config.tick_ms * 1000)
+    def decide(self, until_us: int) -> int:
+        """Decide that what is staged and due until then fires; returns how many were looked at: there may be more."""
         looked_at = 0
         for staged in list(self._staged):
-            due = int(np.searchsorted(staged.bodies.dues[staged.head :], now_us, side="right"))
+            due = int(np.searchsorted(staged.bodies.dues[staged.head :], until_us, side="right"))
             due = min(due, DECIDE_COUNT_MAX - looked_at)
             if due > 0:
                 self._decide(staged, due)
@@ -195,15 +215,15 @@ class Firing:
                 at = staged.places[which if of_them is None else which[of_them]]
                 made.append(self._fired(engine.ledger.next_number + len(made), target, where, at, numbers))
                 parts.append((one, where))
+        end = engine.decide(*made) if made else 0
         self._byte_count -= (count - len(still)) * staged.size
-        if not made:
-            return
-        end = engine.decide(*made)
+        clock = engine.env.clock
+        ahead_us = clock.wall_us() - _now_us(clock)
         for decision, (bodies, where) in zip(made, parts, strict=True):
             move = engine.ledger.moves[decision.number]
             ids = bodies.ids()
             engine.remember(map(xxhash.xxh3_64_intdigest, ids), State.FIRED)
-            self._handing.append(_HandOver(move, bodies, ids, where, end, len(bodies) * staged.size))
+            self._hand(_HandOver(move, bodies, ids, where, end, staged.size, ahead_us, len(bodies)))
 
     def _fired(
         self,
@@ -221,46 +241,103 @@ class Firing:
 
     # -- doing --------------------------------------------------------------------------------------------------
 
-    async def hand_over(self) -> None:
-        """Do what was decided and is durable, in order. DiskFull: the first of what is left was not done."""
-        engine = self._engine
-        while self._handing and self._handing[0].end <= engine.journal.high_watermark:
-            one = self._handing[0]
-            self._fire.fire(self._due_run(one), self._done(one))
-            self._handing.popleft()
-            await trio.lowlevel.checkpoint()
+    async def _hand_over_forever(self) -> None:
+        while True:
+            self._hand_wake = trio.Event()
+            try:
+                wait_us = await self.hand_over()
+            except DiskFull:
+                await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
+                continue
+            await self._sleep(self._hand_wake, max(wait_us, HAND_OVER_PAUSE_US) / 1e6)
 
-    def _due_run(self, one: _HandOver) -> DueRun:
+    async def hand_over(self) -> float:
+        """Do what was decided, is durable and due, in order; returns how long nothing else is due.
+
+        DiskFull: the first of what is left was not done.
+        """
+        waits_us = [LOOK_S * 1e6]
+        for where in list(self._handing):
+            lane = self._handing[where]
+            while lane and self.is_durable(lane[0]):
+                one = lane[0]
+                due = self._due_count(one)
+                if due:
+                    self._fire.fire(self._due_run(one, due), self._done(one, due))
+                    one.head += due
+                    if one.head == len(one.bodies):
+                        lane.popleft()
+                    await trio.lowlevel.checkpoint()
+                else:
+                    waits_us.append(self._until_due_us(one))
+                    break
+            if not lane:
+                del self._handing[where]
+        return min(waits_us)
+
+    def is_durable(self, one: _HandOver) -> bool:
+        """If it is not, its commit wakes us."""
+        return one.end <= self._engine.journal.high_watermark
+
+    def _clock_us(self, one: _HandOver) -> int:
+        """The clock by which it was decided, or the one there is now if that has passed it."""
+        clock = self._engine.env.clock
+        return max(clock.wall_us(), _now_us(clock) + one.ahead_us)
+
+    def _due_count(self, one: _HandOver) -> int:
+        """Of those that are left. Due times are rounded up to whole ticks."""
+        now_us = self._clock_us(one)
+        now_us -= now_us % (self._engine.config.tick_ms * 1000)
+        return int(np.searchsorted(one.bodies.dues[one.head :], now_us, side="right"))
+
+    def _until_due_us(self, one: _HandOver) -> int:
+        tick_us = self._engine.config.tick_ms * 1000
+        return -(-int(one.bodies.dues[one.head]) // tick_us) * tick_us - self._clock_us(one)
+
+    def _due_run(self, one: _HandOver, count: int) -> DueRun:
+        """The next so many."""
+        first, last = one.head, one.head + count
         bodies, ledger = one.bodies, self._engine.ledger
-        headers = [bodies.headers_of(index) for index in range(len(bodies))] if any(bodies.headers) else None
+        headers = [bodies.headers_of(index) for index in range(first, last)] if any(bodies.headers) else None
         producer = ledger.producer(one.move)
         # Runs of a partition are handed over in order: what is missing there before this one was dropped, because what
         # it was for is gone.
-        before = 0 if producer is None else producer.first_sequence
+        before = 0
+        if producer is not None:
+            before = producer.first_sequence + first
+            producer = producer._replace(first_sequence=before)
         return DueRun(
             target=one.move.target,
             where=one.where,
             producer=producer,
             settled=max(ledger.settled_below(one.move), before),
-            ids=one.ids,
-            due_us=bodies.dues.tolist(),
-            keys=bodies.keys,
-            properties=bodies.properties,
-            values=bodies.values,
+            ids=one.ids[first:last],
+            due_us=bodies.dues[first:last].tolist(),
+            keys=bodies.keys[first:last],
+            properties=bodies.properties[first:last],
+            values=bodies.values[first:last],
             attributes=int(bodies.attributes[0]),
             tags=bodies.tags_of(0),
             headers=headers if headers is not None and any(headers) else None,
         )
 
-    def _done(self, one: _HandOver) -> Callable[[], None]:
+    def _done(self, one: _HandOver, count: int) -> Callable[[], None]:
+        dues = one.bodies.dues[one.head : one.head + count]
+
         def done() -> None:
             engine = self._engine
-            engine.counters.note_fired(one.bodies.dues, engine.env.clock.wall_us())
-            engine.settled.append(one.move.number)
-            self._byte_count -= one.byte_count
+            engine.counters.note_fired(dues, engine.env.clock.wall_us())
+            self._byte_count -= len(dues) * one.size
+            one.left -= len(dues)
+            if not one.left:
+                engine.settled.append(one.move.number)
             self._stage_wake.set()
 
         return done
+
+
+def _now_us(clock: Clock) -> int:
+    return round(clock.monotonic() * 1e6)
 
 
 async def _cancel_when(wake: trio.Event, scope: trio.CancelScope) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import trio
 
 from headrace.delay import firing as firing_module
-from headrace.delay.decisions import Snapshot
+from headrace.delay.decisions import Decision, Snapshot
 from headrace.delay.engine import Engine
 from headrace.delay.firing import Firing
 from headrace.delay.ledger import Ledger, Source
@@ -60,7 +60,6 @@ def find(mutant: Mutant, first: int) -> tuple[int | None, str]:
     return None, ""
 
 
-_decide = Firing.decide
 _snapshot = Ledger.snapshot
 
 
@@ -69,34 +68,36 @@ async def _not_durable(self: Engine, *_ends: object) -> None:
     await trio.sleep(0.0001)
 
 
-async def _hand_over_undecided(self: Firing) -> None:
-    while self._handing:
-        one = self._handing[0]
-        self._fire.fire(self._due_run(one), self._done(one))
-        self._handing.popleft()
-
-
-async def _fire_without_waiting(self: Firing) -> None:
+def _durable_at_once(self: Firing, one: Any) -> bool:
     """Fires before the decision is durable."""
-    with patch.object(self._engine, "decided", _nothing):
-        await _fire_forever(self)
+    return True
 
 
-async def _nothing() -> None:
-    return None
+def _decide_lazily(self: Engine, *made: Decision, urgent: bool = True) -> int:
+    """Decisions reach the disk some time after what they are about."""
+    return _decide(self, *made, urgent=False)
 
 
-_fire_forever = Firing._fire_forever
+_decide = Engine.decide
+
+
+def _hand_at_once(self: Firing, one: Any) -> None:
+    _hand(self, one)
+    self._hand_wake.set()
+
+
+_hand = Firing._hand
+
+
+def _due_at_once(self: Firing, one: Any) -> int:
+    """Fires what is decided, due or not."""
+    return len(one.bodies) - one.head
 
 
 def _floor_forgotten(self: Waiting, end: int) -> int:
     """Lets go of the intake as far as it was sorted, whatever was kept back."""
     unsorted = self.first_unsorted()
     return end if unsorted is None else unsorted.first
-
-
-def _decide_early(self: Firing, now_us: int) -> int:
-    return _decide(self, now_us + 300_000)
 
 
 def _all_count(self: Engine, rows: Rows) -> Any:
@@ -116,8 +117,8 @@ def _idle_though_unsettled(self: Ledger) -> list[Source]:
     return [one for one in self.sources.values() if one.number != INTAKE and not one.pending]
 
 
-def _settle_at_once(self: Firing, one: Any) -> Callable[[], None]:
-    done = _done(self, one)
+def _settle_at_once(self: Firing, one: Any, count: int) -> Callable[[], None]:
+    done = _done(self, one, count)
     done()
     return lambda: None
 
@@ -143,9 +144,13 @@ MUTANTS = (
     Mutant(
         "fires before the decision is durable",
         60,
-        ((Firing, "_fire_forever", _fire_without_waiting), (Firing, "hand_over", _hand_over_undecided)),
+        (
+            (Firing, "is_durable", _durable_at_once),
+            (Firing, "_hand", _hand_at_once),
+            (Engine, "decide", _decide_lazily),
+        ),
     ),
-    Mutant("fires what is due a moment later", 10, ((Firing, "decide", _decide_early),)),
+    Mutant("fires what is due a moment later", 40, ((Firing, "_due_count", _due_at_once),)),
     Mutant("forgets the floor of what was kept back", 40, ((Waiting, "floor", _floor_forgotten),)),
     Mutant("settles before the target has committed", 60, ((Firing, "_done", _settle_at_once),)),
     Mutant("answers and moves before anything is durable", 120, ((Engine, "durable", _not_durable),)),

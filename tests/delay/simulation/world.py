@@ -160,9 +160,10 @@ class World:
         assert min(entry.dues) <= self._latest_us(), f"{value!r} is fired early"
 
     def _latest_us(self) -> int:
-        """The wall clock, or what it was a moment ago, before it was set back: when the firing was decided."""
+        """The wall clock, or what it would be had it not been set back a moment ago, when the firing was decided."""
         now = trio.current_time()
-        return max([self.clock.wall_us(), *(wall_us for at, wall_us in self.before_steps if at > now - 2)])
+        before = (wall_us + round((now - at) * 1e6) for at, wall_us in self.before_steps if at > now - 2)
+        return max([self.clock.wall_us(), *before])
 
     # -- one life -----------------------------------------------------------------------------------------------
 
