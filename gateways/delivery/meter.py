@@ -101,6 +101,15 @@ class Watch:
         """Call it whenever an alarm was raised or cleared."""
         self._listeners.append(listener)
 
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Call it no more, as what it serves is being torn down."""
+        self._listeners.remove(listener)
+
+    def tell(self) -> None:
+        """An alarm was raised or cleared."""
+        for listener in tuple(self._listeners):
+            listener()
+
     async def run(self) -> None:
         while True:
             await self.look()
@@ -128,5 +137,4 @@ class Watch:
             else:
                 _log.warning("alarm cleared", extra=extra)
         if turned:
-            for listener in self._listeners:
-                listener()
+            self.tell()

@@ -113,15 +113,22 @@ def all_operations() -> list[Operation]:
         *segments.operations(),
         *cursors.operations(),
         *leases.operations(),
-        *_about_itself(),
+        *about_itself(),
     ]
 
 
 class App:
-    def __init__(self, door: "HttpDoor") -> None:
+    def __init__(
+        self,
+        door: "HttpDoor",
+        operations: Sequence[Operation] | None = None,
+        documented: Sequence[Operation] | None = None,
+    ) -> None:
+        """`operations`: what is answered here, all there is unless said otherwise; `documented`: also by others."""
         self.door = door
-        self.operations = all_operations()
-        self.document = msgspec.json.encode(openapi.document(self.operations, version=door.version))
+        self.operations = list(all_operations() if operations is None else operations)
+        document = openapi.document(documented or self.operations, version=door.version)
+        self.document = msgspec.json.encode(document)
         self._headers = _SAFE_HEADERS | {"server": f"headrace/{door.version}"}
         by_path: dict[str, dict[str, Operation]] = {}
         for one in self.operations:
@@ -189,7 +196,7 @@ class App:
                     "path": request.scope["path"],
                     "user": request.scope[USER],
                     "peer": connection.host,
-                    "metadata_version": self.door.broker.metadata.snapshot.version,
+                    "metadata_version": self.door.metadata_version,
                 },
             )
         return response
@@ -369,7 +376,7 @@ async def list_problems(call: Call[Parameters, Parameters, None]) -> Reply:
     return Reply(KnownProblems(problems=[KnownProblem(code=a.code, status=a.status, title=a.title) for a in Code]))
 
 
-def _about_itself() -> Sequence[Operation]:
+def about_itself() -> Sequence[Operation]:
     return [
         Operation("GET", openapi.PATH, get_openapi, "This document", answers={200: dict[str, Any]}, login=False),
         Operation(

@@ -31,6 +31,7 @@ from headrace.gateways.delivery.redrive import State
 from headrace.gateways.delivery.transfers import FAILURES
 from headrace.gateways.http.operations import Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, unauthorized
+from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
     from headrace.gateways.http.server import HttpDoor
@@ -97,21 +98,32 @@ class StreamCounts:
 
 
 async def get_metrics(call: Call[Parameters, Parameters, None]) -> Reply:
-    if not call.visitor.is_local:
-        if not call.visitor.name:
+    check_visitor(call.visitor)
+    return await written(await families_of(call.door))
+
+
+def check_visitor(visitor: Visitor) -> None:
+    """Raises Problem unless they may see the metrics."""
+    if not visitor.is_local:
+        if not visitor.name:
             raise unauthorized()
-        call.visitor.require_tag(Tag.MONITORING)
-    door = call.door
+        visitor.require_tag(Tag.MONITORING)
+
+
+async def families_of(door: "HttpDoor") -> list[Metric]:
+    """All that a door tells of what it serves."""
     streams, queues = await _streams(door), await _queues(door)
-    families = [
+    return [
         *_of_node(door),
         *_of_log(streams),
         *_of_queues(queues),
         *_of_groups(door, await _groups(door)),
         *_of_mqtt(door.mqtt_counts()),
     ]
-    text = await trio.to_thread.run_sync(_written, families)
-    return Reply(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+async def written(families: Sequence[Metric]) -> Reply:
+    return Reply(await trio.to_thread.run_sync(_written, families), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 async def _queues(door: "HttpDoor") -> list[QueueCounts]:

@@ -86,6 +86,10 @@ class HttpDoor:
         self.answers: Counter[str] = Counter()
         self.app = App(self)
 
+    @property
+    def metadata_version(self) -> int:
+        return self.broker.metadata.snapshot.version
+
     async def serve(self, connection: Connection) -> None:
         """One connection, until it ends."""
         one = HttpConnection(self.app, connection, self.config, self.broker.env.clock, self.broker.env.worker)

@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 COMMANDS = {
     "audit": "headrace.commands.audit:audit",
+    "cluster": "headrace.commands.cluster:cluster",
     "delayed": "headrace.commands.delayed:delayed",
     "dlq": "headrace.commands.dead_letters:dlq",
     "doctor": "headrace.commands.doctor:doctor",

@@ -4,8 +4,8 @@
 
 The clean-shutdown marker is taken away before anything is opened and written only after everything is closed, so a
 node that died in between is known as unclean. Cancelling `run_node` is not a stop: it leaves what a crash would leave.
-Neighbours: commands/serve.py runs it under signals; service.py makes what stands behind the
-doors; each listener comes in as one line of `open_delivery`.
+Neighbours: commands/serve.py runs it under signals; service.py makes what stands behind the doors; each listener comes
+in as one line of `open_delivery`; cluster_node.py is the same for a node of a cluster.
 """
 
 import gc
@@ -81,13 +81,13 @@ class Delivery:
 
     doors: Sequence[Door]
     close: Callable[[], Awaitable[None]]
-    reload: Callable[[Config], Awaitable[Sequence[str]]] = field(default_factory=lambda: _nothing_to_reload)
+    reload: Callable[[Config], Awaitable[Sequence[str]]] = field(default_factory=lambda: nothing_to_reload)
     # False until somebody besides guest can log in: then no door may be open to other machines.
     is_guarded: Callable[[], bool] = lambda: True
     broker: Broker | None = None
 
 
-async def _nothing_to_reload(config: Config) -> Sequence[str]:
+async def nothing_to_reload(config: Config) -> Sequence[str]:
     await trio.lowlevel.checkpoint()
     return ()
 
@@ -96,7 +96,7 @@ class Reload:
     """How a running node is told of a new configuration; before it runs and after, nothing is told."""
 
     def __init__(self) -> None:
-        self.apply: Callable[[Config], Awaitable[Sequence[str]]] = _nothing_to_reload
+        self.apply: Callable[[Config], Awaitable[Sequence[str]]] = nothing_to_reload
 
 
 async def open_delivery(
@@ -106,7 +106,7 @@ async def open_delivery(
 
     `recover_metadata`: go on with metadata that are older than the log, and lose no stream by that.
     """
-    tls = _load_tls(config)
+    tls = load_tls(config)
     for name in ("amqps", "mqtts", "wss", "https"):
         if tls is None and getattr(config.doors, name) is not None:
             _log.warning("the %s door stays closed: it needs tls.certificate and tls.key", name)
@@ -118,7 +118,7 @@ async def open_delivery(
         hashing=hashing,
     )
     await nursery.start(metadata.run)
-    if wrong := _definition_problems(config, metadata.snapshot):
+    if wrong := definition_problems(config, metadata.snapshot):
         raise ConfigError(wrong)
     await metadata.seed(config.definitions)
     if store.recovered:
@@ -148,10 +148,10 @@ async def open_delivery(
     async def reload(new: Config) -> Sequence[str]:
         """All of it is looked at before any of it counts."""
         try:
-            new_tls = _load_tls(new)
+            new_tls = load_tls(new)
         except ConfigError as error:
             return error.problems
-        if wrong := _definition_problems(new, metadata.snapshot):
+        if wrong := definition_problems(new, metadata.snapshot):
             return wrong
         try:
             await metadata.seed(new.definitions)
@@ -165,11 +165,11 @@ async def open_delivery(
             _log.warning("TLS doors open or close at the next start")
         return ()
 
-    seen = [_Listening(one) for one in listeners]
+    seen = [Listening(one) for one in listeners]
     return Delivery(seen, service.close, reload, lambda: has_real_user(metadata.snapshot), broker)
 
 
-def _load_tls(config: Config) -> TlsSide | None:
+def load_tls(config: Config) -> TlsSide | None:
     try:
         wanted = config.tls.doors()
         return None if wanted is None else TlsSide(load_context(wanted), wanted.name_from)
@@ -177,11 +177,11 @@ def _load_tls(config: Config) -> TlsSide | None:
         raise ConfigError([f"tls: {error}"]) from error
 
 
-def _definition_problems(config: Config, snapshot: Snapshot) -> list[str]:
+def definition_problems(config: Config, snapshot: Snapshot) -> list[str]:
     return [f"{config.file}: {problem}" for problem in problems(config.definitions, snapshot)]
 
 
-class _Listening:
+class Listening:
     """A listener behind the node's idea of a door."""
 
     def __init__(self, listener: DoorListener) -> None:
@@ -223,18 +223,18 @@ async def run_node(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.run)
             if tune_process:
-                nursery.start_soon(_collect_garbage, env)
+                nursery.start_soon(collect_garbage, env)
             if doors is None:
                 delivery = await open_delivery(config, env, log, clean, nursery, recover_metadata=recover_metadata)
             else:
                 delivery = Delivery(doors(config, log), trio.lowlevel.checkpoint)
             opened(delivery)
-            await _check_exposure(config, delivery)
+            await check_exposure(config, delivery)
             if reload is not None:
                 reload.apply = delivery.reload
             await _serve_doors(config, delivery.doors, stop, task_status)
             if reload is not None:
-                reload.apply = _nothing_to_reload
+                reload.apply = nothing_to_reload
             await delivery.close()
             await log.close()
             nursery.cancel_scope.cancel()
@@ -244,7 +244,7 @@ async def run_node(
         env.storage.unlock()
 
 
-async def _collect_garbage(env: Env) -> None:
+async def collect_garbage(env: Env) -> None:
     """Keep the cycle collector from stopping the loop.
 
     Batches are long lists of bytes, and a full collection walks all of them: 60 ms at the 99th percentile of A5-5k,
@@ -260,7 +260,7 @@ async def _collect_garbage(env: Env) -> None:
         gc.collect()
 
 
-async def _check_exposure(config: Config, delivery: Delivery) -> None:
+async def check_exposure(config: Config, delivery: Delivery) -> None:
     """No door is open to other machines while guest, whose password everybody knows, is the only user."""
     if delivery.is_guarded():
         return

@@ -8,7 +8,7 @@ SIGHUP reads the configuration again. Neighbours: node.py does the work, config.
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -83,13 +83,23 @@ async def _run(config: Config, load: Callable[[], Config], recover_metadata: boo
         async with trio.open_nursery() as outer:
             outer.start_soon(_obey, signals, stop, _Reloader(config, load, reload), outer)
             async with trio.open_nursery() as running:
-                start = partial(
-                    run_node, config, _env(config), stop=stop, reload=reload, recover_metadata=recover_metadata
-                )
+                start = _starter(config, stop, reload, recover_metadata)
                 bound: Mapping[str, Address] = await running.start(start)
                 if not stop.is_set():
                     print(" ".join(("ready", *(f"{name}={address}" for name, address in bound.items()))), flush=True)
             outer.cancel_scope.cancel()
+
+
+def _starter(
+    config: Config, stop: trio.Event, reload: Reload, recover_metadata: bool
+) -> Callable[..., Awaitable[None]]:
+    env = _env(config)
+    if not config.cluster.is_wanted:
+        return partial(run_node, config, env, stop=stop, reload=reload, recover_metadata=recover_metadata)
+    # Not loaded by a node alone: it needs PostgreSQL's driver.
+    from headrace.cluster_node import run_cluster_node
+
+    return partial(run_cluster_node, config, env, stop=stop, reload=reload)
 
 
 def _env(config: Config) -> Env:

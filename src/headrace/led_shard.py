@@ -1,0 +1,129 @@
+"""A shard that this node leads: what serves its vhosts, from the election until the node steps down. Driver.
+
+It is begun when all that the shard's logs held at the election is committed (core_log/replication/shard.py): a view
+that skipped a record which is committed a moment later would have lost it. Stepping down is not a close: nothing more
+is written, and what was under way is the next leader's.
+Neighbours: service.py opens the same for a node alone; shards.py says when.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import trio
+
+from headrace.controller.changes import Change
+from headrace.controller.entities import Version
+from headrace.controller.frozenmap import FrozenMap
+from headrace.controller.metadata import Metadata
+from headrace.controller.snapshot import Snapshot
+from headrace.core_log.directory import LogDirectory
+from headrace.core_log.env import Env
+from headrace.core_log.ids import StreamId, ViewId
+from headrace.gateways.delivery.meter import Watch
+from headrace.service import Commons, Service, open_service
+
+_log = logging.getLogger(__name__)
+
+DISMISS_SECONDS_MAX = 2.0
+
+
+class ShardMetadata(Metadata):
+    """The metadata with the vhosts of one shard only, and with listeners that all leave together."""
+
+    def __init__(self, whole: Metadata, shard: int) -> None:
+        self._whole = whole
+        self._shard = shard
+        self._listeners = []
+        self._snapshot = part_of(whole.snapshot, shard)
+        whole.listen(self._changed)
+
+    def leave(self) -> None:
+        """Hear of nothing any more."""
+        self._whole.unlisten(self._changed)
+
+    def _changed(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
+        self._publish(part_of(snapshot, self._shard), changes)
+
+    async def commit(self, *changes: Change) -> Version:
+        return await self._whole.commit(*changes)
+
+    def new_view(self) -> ViewId:
+        return self._whole.new_view()
+
+    def new_stream(self) -> StreamId:
+        return self._whole.new_stream()
+
+    def new_salt(self) -> bytes:
+        return self._whole.new_salt()
+
+
+def part_of(snapshot: Snapshot, shard: int) -> Snapshot:
+    """What iterates over vhosts and topics sees those of the shard; the rest is asked for by a vhost's name."""
+    names = {name for name, vhost in snapshot.vhosts.items() if vhost.shard == shard}
+    if len(names) == len(snapshot.vhosts):
+        return snapshot
+    return replace(
+        snapshot,
+        vhosts=FrozenMap((name, vhost) for name, vhost in snapshot.vhosts.items() if name in names),
+        topics=FrozenMap((place, topic) for place, topic in snapshot.topics.items() if place[0] in names),
+    )
+
+
+class ShardWatch(Watch):
+    """The node's alarms, with listeners that all leave together."""
+
+    def __init__(self, whole: Watch) -> None:
+        self._whole = whole
+        self.alarms = whole.alarms
+        self._listeners = []
+        whole.listen(self.tell)
+
+    def leave(self) -> None:
+        self._whole.unlisten(self.tell)
+
+
+class LedShard:
+    def __init__(self, number: int, commons: Commons, env: Env, directory: LogDirectory) -> None:
+        """`env`: with the shard's own storage."""
+        self.number = number
+        self._directory = directory
+        self._metadata = ShardMetadata(commons.metadata, number)
+        self._watch = ShardWatch(commons.watch)
+        self._commons = commons.part(env, self._metadata, self._watch)
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+        # None until clients are served, and again when they no longer are.
+        self.service: Service | None = None
+
+    async def run(self, serving: Callable[["LedShard"], None]) -> None:
+        """Serve until `step_down`, or until cancelled; `serving` is called when clients may come."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    # Who consumed under the last leader may hold deliveries that nobody here knows of.
+                    self.service = await open_service(self._commons, self._directory, nursery, clean=False)
+                    _log.info("shard %d is served", self.number)
+                    serving(self)
+        finally:
+            self.service = None
+            self._metadata.leave()
+            self._watch.leave()
+            self._ended.set()
+
+    async def step_down(self, reason: str) -> None:
+        """Another node leads, or nobody: clients are told, and nothing of this shard is touched when this returns."""
+        service, self.service = self.service, None
+        if service is not None:
+            with trio.move_on_after(DISMISS_SECONDS_MAX):
+                await service.dismiss(reason)
+        self._scope.cancel()
+        await self._ended.wait()
+
+    async def close(self) -> None:
+        """The node stops in good order: what was settled is safe when this returns."""
+        service, self.service = self.service, None
+        if service is not None:
+            await service.close()
+        self._scope.cancel()
+        await self._ended.wait()

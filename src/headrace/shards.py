@@ -1,0 +1,285 @@
+"""The shards of a cluster's node: the replicas that it has, those that it leads, and the way to who leads the others.
+Driver.
+
+Replicas come with the first order that names this node, and go with the first that no longer does. Neighbours:
+core_log/replication/shard.py is one of them, led_shard.py what is served of one that is led, controller/cluster.py
+brings the orders, cluster_node.py puts it all together.
+"""
+
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import trio
+
+from headrace.controller.cluster import PEER, ClusterAgent
+from headrace.core_log.config import DirectoryConfig
+from headrace.core_log.directory import remove_tree
+from headrace.core_log.env import Env
+from headrace.core_log.peer.errors import LinkError, PeerUnreachable
+from headrace.core_log.peer.frames import Hello, Purpose
+from headrace.core_log.peer.link import PeerLink, Peers
+from headrace.core_log.peer.wire import SocketWire
+from headrace.core_log.replication.assignment import Assignment, Ballot, Member, Stint
+from headrace.core_log.replication.config import ReplicationConfig
+from headrace.core_log.replication.messages import Report
+from headrace.core_log.replication.shard import ShardReplica
+from headrace.core_log.storage.contract import Storage
+from headrace.gateways.relay.answering import RelayAnswers
+from headrace.gateways.relay.leaders import NoLeader
+from headrace.led_shard import LedShard
+from headrace.service import Commons, Service
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "shards"
+# How long a stop waits for what was settled to be safe with the others: they may be stopping too.
+CLOSE_SECONDS_MAX = 10.0
+
+
+class _Kept:
+    """One replica, and what runs it."""
+
+    def __init__(self, env: Env, replica: ShardReplica) -> None:
+        self.env = env
+        self.replica = replica
+        self.led: LedShard | None = None
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+
+class Shards:
+    """The Replicas of the controller's agent, and the Leaders of the doors."""
+
+    def __init__(
+        self,
+        env: Env,
+        storage_of: Callable[[str], Storage],
+        member: Member,
+        *,
+        clean: bool,
+        directory: DirectoryConfig,
+        replication: ReplicationConfig,
+        patience_s: float,
+    ) -> None:
+        """`storage_of`: a folder of the data directory, as a storage of its own."""
+        self.patience_s = patience_s
+        # Handed in by cluster_node.py, before `run`.
+        self.agent: ClusterAgent
+        self.peers: Peers
+        self.commons: Commons
+        self.answers = RelayAnswers(self)
+        # Called when another node leads a vhost than before, or clients can be served here.
+        self.moved: list[Callable[[str], None]] = []
+        self._env = env
+        self._storage_of = storage_of
+        self._member = member
+        self._clean = clean
+        self._directory = directory
+        self._replication = replication
+        self._kept: dict[int, _Kept] = {}
+        self._making = trio.Lock()
+        self._nursery: trio.Nursery | None = None
+        self._leaders: dict[str, int | None] = {}
+        self._changed = trio.Event()
+        self._stopping = False
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Open what is there, and keep it, until cancelled. Raises when a replica must not go on."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            if self._env.storage.exists(FOLDER):
+                for name in sorted(self._env.storage.list(FOLDER), key=int):
+                    await self._have(int(name))
+            self.agent.changed.append(self._look)
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def close(self) -> None:
+        """What was settled is safe, and the next start need not scan."""
+        self._stopping = True
+        for kept in list(self._kept.values()):
+            if kept.led is not None:
+                with trio.move_on_after(CLOSE_SECONDS_MAX) as patience:
+                    await kept.led.close()
+                if patience.cancelled_caught:
+                    _log.warning("shard %d: too few others are there to keep what was settled", kept.replica.shard)
+                    await kept.led.step_down("this node stops")
+        for kept in list(self._kept.values()):
+            await kept.replica.close()
+
+    @property
+    def replicas(self) -> dict[int, ShardReplica]:
+        return {number: kept.replica for number, kept in self._kept.items()}
+
+    def services(self) -> Iterable[tuple[int, Service]]:
+        """Of the shards that are served here."""
+        for number, kept in self._kept.items():
+            if kept.led is not None and kept.led.service is not None:
+                yield number, kept.led.service
+
+    # -- replicas -------------------------------------------------------------------------------------------------
+
+    async def promise(self, shard: int, ballot: Ballot) -> Report | None:
+        return await (await self._have(shard)).replica.promise(ballot)
+
+    async def fence(self, shard: int, ballot: Ballot, epoch: int) -> Report | None:
+        return await (await self._have(shard)).replica.fence(ballot, epoch)
+
+    async def obey(self, shard: int, ballot: Ballot, assignment: Assignment) -> bool:
+        kept = await self._have(shard)
+        is_obeyed = await kept.replica.obey(ballot, assignment)
+        if is_obeyed and self._member.node not in assignment.replicas:
+            await self._let_go(shard, kept)
+        return is_obeyed
+
+    async def _have(self, number: int) -> _Kept:
+        async with self._making:
+            kept = self._kept.get(number)
+            if kept is None:
+                kept = self._kept[number] = await self._open(number)
+            return kept
+
+    async def _open(self, number: int) -> _Kept:
+        assert self._nursery is not None, "orders are taken while it runs"
+        storage = await self._env.worker.run(lambda: self._storage_of(f"{FOLDER}/{number}"))
+        env = replace(self._env, storage=storage)
+
+        async def connect(node: int) -> PeerLink:
+            return await self._connect(node, Purpose.FETCH, str(number).encode())
+
+        async def stepped_down() -> None:
+            await self._stepped_down(kept)
+
+        replica = ShardReplica(
+            env,
+            number,
+            self._member,
+            self._directory,
+            connect=connect,
+            alter=self.agent.alter,
+            stepped_down=stepped_down,
+            leading=lambda stint: self._lead(kept, stint),
+            config=self._replication,
+        )
+        await replica.open(clean=self._clean)
+        kept = _Kept(env, replica)
+        self._nursery.start_soon(self._run, kept)
+        return kept
+
+    async def _run(self, kept: _Kept) -> None:
+        try:
+            with kept.scope:
+                await kept.replica.run()
+        finally:
+            kept.ended.set()
+
+    async def _let_go(self, number: int, kept: _Kept) -> None:
+        """This node is no longer one of the shard's; others have all that it had."""
+        async with self._making:
+            del self._kept[number]
+            await self._stepped_down(kept)
+            kept.scope.cancel()
+            await kept.ended.wait()
+            _log.info("shard %d is kept by others now", number)
+
+            def remove() -> None:
+                remove_tree(self._env.storage, f"{FOLDER}/{number}")
+                self._env.storage.sync_dir(FOLDER)
+
+            await self._env.worker.run(remove)
+
+    # -- leading --------------------------------------------------------------------------------------------------
+
+    def _lead(self, kept: _Kept, stint: Stint) -> None:
+        if self._stopping:
+            return
+        assert self._nursery is not None and kept.led is None
+        number = kept.replica.shard
+        _log.info("this node leads shard %d", number, extra={"epoch": stint.epoch})
+        kept.led = LedShard(number, self.commons, kept.env, kept.replica.directory)
+        self._nursery.start_soon(kept.led.run, self._serving)
+
+    def _serving(self, led: LedShard) -> None:
+        self._wake()
+        for vhost, found in self.agent.metadata.snapshot.vhosts.items():
+            if found.shard == led.number:
+                self._tell(vhost)
+
+    async def _stepped_down(self, kept: _Kept) -> None:
+        if kept.led is not None:
+            led, kept.led = kept.led, None
+            await led.step_down("another node leads this vhost now: connect again")
+
+    # -- leaders --------------------------------------------------------------------------------------------------
+
+    def here(self, vhost: str) -> Service | None:
+        number = self.agent.shard_of(vhost)
+        kept = None if number is None else self._kept.get(number)
+        return None if kept is None or kept.led is None else kept.led.service
+
+    async def connect(self, vhost: str, detail: bytes) -> PeerLink:
+        """A link to whoever leads the vhost. Raises LinkError, NoLeader."""
+        with trio.move_on_after(self.patience_s):
+            while True:
+                changed = self._changed
+                if self.here(vhost) is not None:
+                    return self._to_myself(detail)
+                leader = self.agent.leader_of(vhost)
+                if leader is not None and leader != self._member.node:
+                    return await self._connect(leader, Purpose.RELAY, detail)
+                await changed.wait()
+        raise NoLeader(f"nobody leads vhost '{vhost}'")
+
+    async def _connect(self, node: int, purpose: Purpose, detail: bytes) -> PeerLink:
+        where = self.agent.endpoint(node, PEER)
+        if where is None:
+            raise PeerUnreachable(f"it is not known where node {node} is")
+        return await self.peers.connect(where, purpose, detail)
+
+    def _to_myself(self, detail: bytes) -> PeerLink:
+        """A client that came in here, was relayed, and whose vhost this node leads by now."""
+        assert self._nursery is not None
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        member = self._member
+        hello = Hello(self.agent.cluster, member.node, member.incarnation, member.disk, Purpose.RELAY, detail)
+        self._nursery.start_soon(self._answer, PeerLink(SocketWire(theirs), hello))
+        return PeerLink(SocketWire(ours), hello)
+
+    async def _answer(self, link: PeerLink) -> None:
+        try:
+            await self.answers.handle(link)
+        except LinkError as error:
+            _log.debug("a link of this node to itself ended: %s", error)
+        finally:
+            link.close()
+
+    async def serve_fetch(self, link: PeerLink) -> None:
+        """The peer door's handler of FETCH links."""
+        kept = self._kept.get(int(link.hello.detail)) if link.hello.detail.isdigit() else None
+        if kept is not None:
+            await kept.replica.serve_fetch(link)
+
+    def _look(self) -> None:
+        """Rows have changed."""
+        self._wake()
+        for vhost in self.agent.metadata.snapshot.vhosts:
+            leader = self.agent.leader_of(vhost)
+            if leader is not None and self._leaders.get(vhost) != leader:
+                self._leaders[vhost] = leader
+                # One that is to lead here is told of when it serves.
+                if leader != self._member.node:
+                    self._tell(vhost)
+
+    def _tell(self, vhost: str) -> None:
+        for tell in self.moved:
+            tell(vhost)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
