@@ -10,6 +10,10 @@ import click
 
 MEMBERS = {
     "doctor": "headrace.commands.spark_doctor:doctor",
+    **{
+        name: f"headrace.commands.spark_jobs:{name}"
+        for name in ("archive", "audit", "delays", "dlq", "lag", "replay", "traffic")
+    },
 }
 
 
