@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from headrace.controller.errors import Invalid
-from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, Protocol
+from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN, Headers, Protocol
 from headrace.filtering.tags import to_text
 from headrace.gateways.amqp import properties as amqp
 from headrace.gateways.amqp.errors import AmqpError
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp, encode_table
+from headrace.gateways.http.records import CONTENT_TYPE
 from headrace.gateways.http.words import Json, Plain
 from headrace.gateways.mqtt import properties as mqtt
 from headrace.gateways.mqtt.reasons import MqttError
@@ -117,6 +118,28 @@ class PlainWords:
                 delivery_mode=amqp.PERSISTENT if persistent else 1,
             )
         )
+
+
+def restated(headers: Headers) -> bytes:
+    """The headers of a topic's record as AMQP's properties: of a record that leaves its topic (retries, dead letters).
+
+    AMQP's names are short: of a longer one the beginning is kept.
+    """
+    table: FieldTable = {}
+    content_type: str | None = None
+    for name, value in headers:
+        text = value.decode("utf-8", "surrogateescape")
+        if name == CONTENT_TYPE and len(value) <= _SHORT_BYTES_MAX:
+            content_type = text
+        else:
+            table[name[:_SHORT_BYTES_MAX].decode("utf-8", "surrogateescape")] = text
+    return amqp.encode(
+        amqp.Properties(
+            content_type=content_type,
+            headers_bytes=encode_table(table) if table else None,
+            delivery_mode=amqp.PERSISTENT,
+        )
+    )
 
 
 def _of_amqp(properties: bytes) -> Plain:

@@ -16,14 +16,16 @@ Nothing here depends on there being one node: a group is a value of its own, and
 consumer_groups_coordinator.py drives it, consumer_groups_assignment.py says who should have what.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.core_log.errors import Refused
 from headrace.core_log.ids import StreamId
+from headrace.core_log.outbox import Outbox
 from headrace.gateways.delivery.consumer_groups_assignment import Slot, assign
+from headrace.gateways.delivery.retry import RetryPolicy
 
 
 class UnknownMember(Refused):
@@ -102,6 +104,52 @@ class Standing:
     give_up: tuple[Slot, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    # None: what a member fails with cannot be tried again.
+    retry: RetryPolicy | None = None
+    # Where what has failed its last attempt goes; None: to the queue `<group>.dlq`.
+    dead_letter_exchange: str | None = None
+
+
+class Return(NamedTuple):
+    """The stream in which failed records of one topic come back to the group, and its number among them."""
+
+    number: int
+    stream: StreamId
+
+
+class Failure(NamedTuple):
+    """A record that a member could not work on."""
+
+    slot: Slot
+    offset: int
+    reason: str
+    time_us: int
+
+
+@dataclass(slots=True)
+class Failures:
+    """Records that have failed and are on their way: to wait for another attempt, or to the dead letters."""
+
+    # 16 bytes, by which logs know the numbers of this group.
+    owner: bytes
+    # Without a number yet.
+    waiting: list[Failure] = field(default_factory=list)
+    outbox: Outbox[list[Failure]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.owner)
+
+    def __iter__(self) -> Iterator[Failure]:
+        for transfer in self.outbox.pending():
+            yield from transfer.what
+        yield from self.waiting
+
+    def __len__(self) -> int:
+        return len(self.waiting) + sum(transfer.count for transfer in self.outbox.pending())
+
+
 @dataclass(slots=True)
 class ConsumerGroup:
     generation: int = 0
@@ -110,9 +158,15 @@ class ConsumerGroup:
     committed: dict[Slot, Committed] = field(default_factory=dict)
     # Since when it has no members.
     empty_since_us: int = 0
-    # What has to be written down: members, generation and tenures; single offsets.
+    settings: GroupSettings = GroupSettings()
+    # By the stream that they failed in, where its records come back.
+    returns: dict[StreamId, Return] = field(default_factory=dict)
+    # None: nothing ever failed.
+    failures: Failures | None = None
+    # What has to be written down: members, generation, tenures and settings; single offsets; failures.
     changed: bool = False
     changed_offsets: set[Slot] = field(default_factory=set)
+    changed_failures: bool = False
     # How many partitions each stream has.
     _counts: dict[StreamId, int] = field(default_factory=dict)
     # The slots of each member, in order; None: to be found out anew.
@@ -188,7 +242,11 @@ class ConsumerGroup:
         return self._wished() | {slot.stream for slot in self.tenures}
 
     def _wished(self) -> set[StreamId]:
-        return {stream for member in self.members.values() for stream in member.topics}
+        return {stream for member in self.members.values() for stream in self.with_returns(member.topics)}
+
+    def with_returns(self, topics: frozenset[StreamId]) -> frozenset[StreamId]:
+        """Who reads a topic reads what comes back of it, too."""
+        return topics | {self.returns[stream].stream for stream in topics if stream in self.returns}
 
     def member(self, member_id: str) -> Member:
         found = self.members.get(member_id)
@@ -225,7 +283,7 @@ class ConsumerGroup:
         self.generation += 1
         self.changed = True
         self._held = None
-        wishes = {member.id: member.topics for member in self.members.values()}
+        wishes = {member.id: self.with_returns(member.topics) for member in self.members.values()}
         slots = self._wanted()
         for slot in [one for one, tenure in self.tenures.items() if tenure.member not in wishes or self._is_gone(one)]:
             del self.tenures[slot]
@@ -278,6 +336,48 @@ class ConsumerGroup:
         for member in self.members.values():
             if member.id not in stuck:
                 member.give_up_by_ms = None
+
+    # -- failures -----------------------------------------------------------------------------------------------
+
+    def configure(self, settings: GroupSettings) -> None:
+        if settings != self.settings:
+            self.settings = settings
+            self.changed = True
+
+    def add_return(self, origin: StreamId, stream: StreamId, now_us: int) -> None:
+        """What fails in one stream comes back in another, which nothing was written to. `lay_out` shares it out."""
+        number = max((one.number for one in self.returns.values()), default=-1) + 1
+        self.returns[origin] = Return(number, stream)
+        # From its beginning, whoever reads it first and whenever that is.
+        self.place(Slot(stream, 0), 0, now_us)
+        self.changed = True
+
+    def drop_return(self, origin: StreamId) -> None:
+        """The stream is gone."""
+        slot = Slot(self.returns.pop(origin).stream, 0)
+        if slot in self.committed:
+            self.forget([slot])
+        self.changed = True
+
+    def check_failures(self, offsets: Mapping[Slot, int], failed: Mapping[Slot, Iterable[int]]) -> None:
+        """A commit says of what it passes which records have failed: by that each fails once."""
+        if self.settings.retry is None:
+            raise Refused("the group has no retry policy, by which failed records would be tried again")
+        for slot, numbers in failed.items():
+            low = self.committed[slot].offset if slot in self.committed else 0
+            high = offsets.get(slot, low)
+            for offset in numbers:
+                if not low <= offset < high:
+                    raise Refused(
+                        f"offset {offset} of partition {slot.partition} cannot fail: the commit is of {low} to {high}"
+                    )
+
+    def fail(self, failures: Iterable[Failure], owner: bytes) -> None:
+        """What was checked in this same turn. `owner`: for the first of them."""
+        if self.failures is None:
+            self.failures = Failures(owner)
+        self.failures.waiting += failures
+        self.changed_failures = True
 
     # -- offsets ------------------------------------------------------------------------------------------------
 
@@ -361,6 +461,8 @@ class ConsumerGroup:
         self.changed_offsets.add(slot)
 
     def is_over(self, before_us: int) -> bool:
-        """No members, and nothing was committed since that time."""
+        """No members, nothing was committed since that time, and nobody has set it up to stay."""
+        if self.members or self.failures or self.settings != GroupSettings():
+            return False
         last_us = max((one.time_us for one in self.committed.values()), default=0)
-        return not self.members and max(self.empty_since_us, last_us) <= before_us
+        return max(self.empty_since_us, last_us) <= before_us

@@ -7,6 +7,8 @@ A poll begins at what is committed, unless the member says which answer it has r
 An answer that got lost is so given again, and nothing is passed over (G2): at least once. These places are in memory
 only; who polls after a restart begins at what is committed.
 
+What members fail with is written down with the commit that passes it (consumer_groups_retries.py has the rest).
+
 A group pins nothing: what retention took before it was read is told as a gap, and counted. Neighbours:
 consumer_groups.py decides, consumer_groups_journal.py has the bytes, gateways/http/groups.py the wire.
 """
@@ -26,18 +28,28 @@ from headrace.core_log.record import PERSISTENT, TOMBSTONE, Gap, RecordBatch
 from headrace.delay.wheel import Timer
 from headrace.gateways.delivery import consumer_groups_journal as journal
 from headrace.gateways.delivery.broker import Broker
-from headrace.gateways.delivery.consumer_groups import ConsumerGroup, Member, Standing, Start, UnknownMember
+from headrace.gateways.delivery.consumer_groups import (
+    ConsumerGroup,
+    GroupInUse,
+    GroupSettings,
+    Member,
+    Standing,
+    Start,
+    UnknownMember,
+)
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
 from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
 from headrace.gateways.delivery.consumer_groups_journal import GroupName
 from headrace.gateways.delivery.consumer_groups_lag import Gaps
+from headrace.gateways.delivery.consumer_groups_retries import GroupRetries, check_grave
 
 _log = logging.getLogger(__name__)
 
 OFFSETS_CONFIG = LogConfig(cleanup="compact", retention_ms=None, segment_bytes_max=16 * 1024 * 1024)
 SWEEP_PERIOD_S = 60.0
-# The kind of a reset in the audit.
+# The kinds of a reset and of a deletion in the audit.
 RESET = "group-reset"
+DELETE = "group-delete"
 # A stream that nothing was ever written to has no log yet that could tell of its first record.
 UNBORN_LOOK_S = 0.2
 READ_BYTES = 256 * 1024
@@ -132,7 +144,7 @@ class GroupCoordinator:
         self.lost_count = 0
         self._broker = broker
         self._clock = broker.env.clock
-        self._logs_of = logs_of
+        self._topic_logs = logs_of
         self.journal = broker.private_log(journal.STREAM_NAME, OFFSETS_CONFIG)
         self._gaps = Gaps()
         # By group, up to where of each slot what was gone is counted.
@@ -140,6 +152,9 @@ class GroupCoordinator:
         self._cursors: dict[str, _Cursor] = {}
         self._timers: dict[GroupName, tuple[float, Timer[Callable[[], None]]]] = {}
         self._waiting: dict[PartitionLog, set[_Cursor]] = {}
+        self.retries = GroupRetries(self, broker)
+        self._running = trio.CancelScope()
+        self._ended: trio.Event | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -147,33 +162,60 @@ class GroupCoordinator:
         """Behind the broker's."""
         now_ms = self._now_ms()
         self.groups = await self._broker.env.worker.run(lambda: journal.restored(self.journal.entries(), now_ms))
+        self.retries.load()
         for name in self.groups:
             self._arm(name)
 
     async def run(self) -> None:
-        """Forget what nobody asks for any more, until cancelled."""
-        while True:
-            await self._clock.sleep(SWEEP_PERIOD_S)
-            self.sweep()
+        """Move what has failed, forget what nobody asks for any more, until cancelled or closed."""
+        self._ended = trio.Event()
+        try:
+            with self._running:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.retries.run)
+                    while True:
+                        await self._clock.sleep(SWEEP_PERIOD_S)
+                        self.sweep()
+        finally:
+            self._ended.set()
+
+    async def close(self) -> None:
+        """Before the broker's: from here on nothing is moved by itself."""
+        self._running.cancel()
+        if self._ended is not None:
+            await self._ended.wait()
 
     def sweep(self) -> None:
         """Offsets of streams that are gone, and groups that had neither members nor commits for too long."""
         before_us = self._clock.wall_us() - self.config.offsets_retention_ms * 1000
         for name, group in list(self.groups.items()):
             over = group.is_over(before_us)
+            lost = [origin for origin in group.returns if not self.logs_of(origin)]
+            if over:
+                self.retries.forget_group(group)
+            elif lost:
+                self.retries.forget(group, lost)
             gone = [slot for slot in group.committed if over or not self._exists(slot)]
             group.forget(gone)
             self._write(name, group)
             if over:
-                self._append(journal.group_key(name), b"")
-                del self.groups[name]
-                self._lost.pop(name, None)
+                self._drop(name)
                 _log.info("offsets of a group without members have expired", extra={"group": name.name})
         if self.journal.needs_sync:
             self._broker.directory.committer.lazy(self.journal)
 
+    def _drop(self, name: GroupName) -> None:
+        if self.groups.pop(name).failures is not None:
+            self._append(journal.failures_key(name), b"")
+        self._append(journal.group_key(name), b"")
+        self._lost.pop(name, None)
+
+    def logs_of(self, stream: StreamId) -> Sequence[PartitionLog | None]:
+        """Of a topic, or of what comes back to a group."""
+        return self.retries.logs_of(stream) if self.retries.is_own(stream) else self._topic_logs(stream)
+
     def _exists(self, slot: Slot) -> bool:
-        return slot.partition < len(self._logs_of(slot.stream))
+        return slot.partition < len(self.logs_of(slot.stream))
 
     def _now_ms(self) -> float:
         return self._clock.monotonic() * 1000
@@ -197,7 +239,7 @@ class GroupCoordinator:
             raise Refused(f"a session timeout of {session_ms} ms is outside {low}..{high} ms")
         group = self.groups.setdefault(name, ConsumerGroup())
         member = Member(str(self._broker.env.ids.uuid()), user, topics, session_ms, rebalance_ms, start, label)
-        group.join(member, self._counts(group.streams() | topics), self._now_ms())
+        group.join(member, self._counts(group.streams() | group.with_returns(topics)), self._now_ms())
         return member.id, await self._told(name, group, member.id)
 
     async def heartbeat(
@@ -212,7 +254,7 @@ class GroupCoordinator:
         now_ms = self._now_ms()
         group.heartbeat(member_id, generation, now_ms)
         if topics is not None:
-            group.ask_for(member_id, topics, self._counts(group.streams() | topics), now_ms)
+            group.ask_for(member_id, topics, self._counts(group.streams() | group.with_returns(topics)), now_ms)
         group.lay_out(self._counts(group.streams()), now_ms)
         return await self._told(name, group, member_id)
 
@@ -239,13 +281,52 @@ class GroupCoordinator:
         return standing
 
     def _counts(self, streams: Iterable[StreamId]) -> dict[StreamId, int]:
-        return {stream: len(self._logs_of(stream)) for stream in streams}
+        return {stream: len(self.logs_of(stream)) for stream in streams}
+
+    def laid_out(self, name: GroupName, group: ConsumerGroup) -> None:
+        """The group has another stream to read: its members are told with their next answers."""
+        group.lay_out(self._counts(group.streams()), self._now_ms())
+        self._changed(name, group)
+
+    # -- settings -----------------------------------------------------------------------------------------------
+
+    async def configure(self, name: GroupName, settings: GroupSettings) -> bool:
+        """A group is set up; True if it was made for that. It stays until it is deleted."""
+        if settings.retry is not None and settings.dead_letter_exchange is None:
+            check_grave(name)
+        is_new = name not in self.groups
+        group = self.groups.setdefault(name, ConsumerGroup(empty_since_us=self._clock.wall_us()))
+        group.configure(settings)
+        await self._settled(name, group)
+        return is_new
+
+    async def delete(self, name: GroupName, *, by: str) -> None:
+        """Its offsets, what waits to come back to it and what did, but not its dead letters. Raises GroupInUse."""
+        group = self.groups[name]
+        if group.members:
+            raise GroupInUse(f"the group has {len(group.members)} members")
+        audit = self._broker.audit
+        waiting = self.retries.waiting_count(name)
+        audit.note(DELETE, by, {"vhost": name.vhost, "group": name.name, "waiting": waiting})
+        self.retries.forget_group(group)
+        group.forget(list(group.committed))
+        self._write(name, group)
+        self._drop(name)
+        self._arm(name)
+        await self._broker.wait_committed(self.journal, self.journal.end)
+        await self._broker.wait_committed(audit.log, audit.log.end)
 
     # -- what is written down -----------------------------------------------------------------------------------
 
     async def _settled(self, name: GroupName, group: ConsumerGroup) -> None:
         """Everything that has happened to the group is on the disk when this returns, and its members are woken."""
         self._changed(name, group)
+        await self._broker.wait_committed(self.journal, self.journal.end)
+
+    async def written(self, name: GroupName, group: ConsumerGroup) -> None:
+        """What is known of its failures is on the disk when this returns."""
+        if self.groups.get(name) is group:
+            self._write(name, group)
         await self._broker.wait_committed(self.journal, self.journal.end)
 
     def _changed(self, name: GroupName, group: ConsumerGroup) -> None:
@@ -260,22 +341,35 @@ class GroupCoordinator:
         self._arm(name)
 
     def _beginning(self, slot: Slot, start: Start) -> int:
-        log = self._log(slot)
+        log = self.log_at(slot)
         if log is None:
             return 0
         return int(log.log_start if start is Start.FIRST else log.high_watermark)
 
-    def _log(self, slot: Slot) -> PartitionLog | None:
-        logs = self._logs_of(slot.stream)
+    def log_at(self, slot: Slot) -> PartitionLog | None:
+        logs = self.logs_of(slot.stream)
         return logs[slot.partition] if slot.partition < len(logs) else None
 
     def _write(self, name: GroupName, group: ConsumerGroup) -> None:
+        entries: dict[bytes, bytes] = {}
         if group.changed:
-            self._append(journal.group_key(name), journal.encode_group(group))
-            group.changed = False
-        for slot in sorted(group.changed_offsets):
-            found = group.committed.get(slot)
-            self._append(journal.offset_key(name, slot), b"" if found is None else journal.encode_offset(found))
+            entries[journal.group_key(name)] = journal.encode_group(group)
+        if group.changed_failures and group.failures is not None:
+            entries[journal.failures_key(name)] = journal.encode_failures(group.failures)
+        for slot in sorted(group.changed_offsets & group.committed.keys()):
+            entries[journal.offset_key(name, slot)] = journal.encode_offset(group.committed[slot])
+        if entries:
+            # In one batch: a crash takes all of it or nothing.
+            self.journal.append(
+                list(entries),
+                [b""] * len(entries),
+                list(entries.values()),
+                timestamp_us=self._clock.wall_us(),
+                attributes=PERSISTENT,
+            )
+        for slot in sorted(group.changed_offsets - group.committed.keys()):
+            self._append(journal.offset_key(name, slot), b"")
+        group.changed = group.changed_failures = False
         group.changed_offsets.clear()
 
     def _append(self, key: bytes, value: bytes) -> None:
@@ -294,7 +388,8 @@ class GroupCoordinator:
             del self._timers[name]
             armed = None
         if due_ms is not None and armed is None:
-            seconds = max(due_ms - self._now_ms(), 0) / 1000
+            # A millisecond late, so that no rounding makes it look too soon, again and again.
+            seconds = (max(due_ms - self._now_ms(), 0) + 1) / 1000
             self._timers[name] = (due_ms, self._broker.timers.after(seconds, lambda: self._look(name)))
 
     def _look(self, name: GroupName) -> None:
@@ -314,14 +409,25 @@ class GroupCoordinator:
     # -- offsets ------------------------------------------------------------------------------------------------
 
     async def commit(
-        self, name: GroupName, offsets: Mapping[Slot, int], *, member_id: str, user: str, generation: int
+        self,
+        name: GroupName,
+        offsets: Mapping[Slot, int],
+        *,
+        member_id: str,
+        user: str,
+        generation: int,
+        failed: Mapping[Slot, Mapping[int, str]] | None = None,
     ) -> None:
-        """All of them or none."""
+        """All of them or none. `failed`: of what the commit passes, the offsets of records that failed, and why."""
         group = self._group_of(name, member_id, user)
         self._check_reached(offsets)
         group.check_commit(member_id, generation, offsets)
+        if failed:
+            self.retries.check(group, offsets, failed)
         group.touch(group.member(member_id), self._now_ms())
         group.commit(offsets, self._clock.wall_us())
+        if failed:
+            self.retries.take(group, failed)
         await self._settled(name, group)
 
     async def commit_from_outside(self, name: GroupName, offsets: Mapping[Slot, int]) -> None:
@@ -364,7 +470,7 @@ class GroupCoordinator:
         for slot, offset in offsets.items():
             if not self._exists(slot):
                 raise Refused(f"there is no partition {slot.partition}")
-            log = self._log(slot)
+            log = self.log_at(slot)
             end = 0 if log is None else int(log.high_watermark)
             if not 0 <= offset <= end:
                 raise Refused(f"offset {offset} of partition {slot.partition} is outside 0..{end}")
@@ -377,7 +483,7 @@ class GroupCoordinator:
         ]
 
     def _progress(self, group: ConsumerGroup, slot: Slot) -> Progress:
-        log = self._log(slot)
+        log = self.log_at(slot)
         tenure = group.tenures.get(slot)
         found = group.committed.get(slot)
         committed = None if found is None else found.offset
@@ -432,7 +538,8 @@ class GroupCoordinator:
             # What was looked at and not wanted is not looked at again.
             before = polled.places
             if at_end:
-                await self._wait(polled.standing, cursor, left)
+                # No less than a millisecond: rounding must not make it wait for nothing, again and again.
+                await self._wait(polled.standing, cursor, max(left, 0.001))
             else:
                 await trio.lowlevel.checkpoint()
             if cursor.turn != turn:
@@ -481,7 +588,7 @@ class GroupCoordinator:
             slot, since = holds[(cursor.first + step) % len(holds)]
             place = before.get(slot)
             offset = place.offset if place is not None and place.since == since else group.committed[slot].offset
-            log = self._log(slot)
+            log = self.log_at(slot)
             if log is not None:
                 offset = _take(log, slot, offset, polled, bytes_max, count_max, select)
                 at_end = at_end and offset >= log.high_watermark
@@ -490,7 +597,7 @@ class GroupCoordinator:
 
     async def _wait(self, standing: Standing, cursor: _Cursor, seconds: float) -> None:
         """Until something was committed to one of the member's logs, or it has to be told something."""
-        logs = [self._log(held.slot) for held in standing.holds]
+        logs = [self.log_at(held.slot) for held in standing.holds]
         cursor.woken = trio.Event()
         timer = self._broker.timers.after(min(seconds, UNBORN_LOOK_S) if None in logs else seconds, cursor.woken.set)
         born = [log for log in logs if log is not None]

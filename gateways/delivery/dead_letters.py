@@ -22,6 +22,9 @@ from headrace.gateways.delivery.retry import ATTEMPT, REASON, attempts_in
 
 T = TypeVar("T")
 
+# The header of a dead letter that died in a consumer group: its name.
+DIED_IN_GROUP = b"died-in-group"
+
 # The headers of a record in the words of its protocol, as AMQP has them.
 HeadersOf = Callable[[RecordBatch, int], Mapping[str, object]]
 
@@ -38,7 +41,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    # The queue in which it died last.
+    # The queue, or the consumer group, in which it died last.
     queue: str
     reason: str
     died_us: int
@@ -49,6 +52,7 @@ class DeadLetter:
     exchange: str = ""
     key: str = ""
     origin: Origin | None = None
+    is_of_group: bool = False
 
 
 def read(batch: RecordBatch, index: int, headers_of: HeadersOf) -> DeadLetter | None:
@@ -66,7 +70,7 @@ def read(batch: RecordBatch, index: int, headers_of: HeadersOf) -> DeadLetter | 
     keys = told.get("routing-keys")
     count = told.get("count")
     return DeadLetter(
-        queue=_text(told.get("queue", "")),
+        queue=neutral[DIED_IN_GROUP].decode() if DIED_IN_GROUP in neutral else _text(told.get("queue", "")),
         reason=neutral[REASON].decode() if REASON in neutral else _text(told.get("reason", "")),
         died_us=died_us,
         attempts=int(neutral[ATTEMPT]) if ATTEMPT in neutral else int(count) if isinstance(count, int) else 1,
@@ -74,6 +78,7 @@ def read(batch: RecordBatch, index: int, headers_of: HeadersOf) -> DeadLetter | 
         exchange=_text(told.get("exchange", "")),
         key=_text(keys[0]) if isinstance(keys, list) and keys else batch.keys[index].decode("utf-8", "surrogateescape"),
         origin=_origin(neutral),
+        is_of_group=DIED_IN_GROUP in neutral,
     )
 
 
@@ -96,7 +101,7 @@ def _text(value: object) -> str:
 
 def revived(letter: DeadLetter, headers: Headers) -> Headers:
     """The neutral headers of a record that is tried anew, from the first attempt on; its history stays with it."""
-    kept = tuple(one for one in headers if one[0] not in (ATTEMPT, REASON))
+    kept = tuple(one for one in headers if one[0] not in (ATTEMPT, REASON, DIED_IN_GROUP))
     if letter.exchange and not any(name == ORIGIN_EXCHANGE for name, _value in kept):
         kept += ((ORIGIN_EXCHANGE, letter.exchange.encode("utf-8", "surrogateescape")),)
     return kept

@@ -20,12 +20,14 @@ assert _HEAD.size == 11
 class DutyKind(IntEnum):
     # Publish to the exchange `name`; the record is the message.
     PUBLISH = 1
-    # Bring the record back to the queue or group `name`, which is the view `view`, and to nobody else.
+    # Bring the record back to the queue `name`, which is the view `view`, and to nobody else.
     RETRY = 2
     # A run of the schedule `name`: publish, and park the next run.
     SCHEDULE = 6
     # Append to the created topic `name`; the record is the message.
     TOPIC = 7
+    # Bring the record back to the consumer group `name`, by its stream whose id ends with `view`, and to nobody else.
+    GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ happens in between, and never in both. What is on its way when the broker stops 
 the same redrive asked again goes on with what is left. Only what is there when it begins is moved: what fails again and
 comes back meanwhile stays for the next.
 
-Back means: into the queue it died in, and nobody else's, under the key it was published with, from the first attempt
-on, with its time to live counted anew. A record whose queue is gone, or that does not say where it died, stays; another
-queue may be named for all. Every redrive is in the audit (audit.py), from its beginning to its end.
+Back means: into the queue or consumer group it died in, and nobody else's, under the key it was published with, from
+the first attempt on, with its time to live counted anew; to a group by way of the delay engine, as its retries come. A
+record whose queue or group is gone, or that does not say where it died, stays; another queue may be named for all.
+Every redrive is in the audit (audit.py), from its beginning to its end.
 Neighbours: dead_letters.py reads and chooses, gateways/http/dead_letters.py asks.
 """
 
@@ -26,6 +27,7 @@ from headrace.core_log.errors import HeadraceError, Refused
 from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, RELOCATED, Headers, RecordBatch
 from headrace.gateways.delivery.audit import Audit
 from headrace.gateways.delivery.dead_letters import DeadLetter, Selection, Wanted, read, revived
+from headrace.gateways.delivery.delayed_duty import Duty
 from headrace.gateways.delivery.lane import Lane, Stretch
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
@@ -62,14 +64,17 @@ class _Way:
     is_wanted: bool
     # The queue it goes to, which is not there if there is no target.
     name: str = ""
-    target: "Target | None" = None
+    target: "Target | Duty | None" = None
     attributes: int = 0
     key: bytes = b""
     properties: bytes = b""
     headers: Headers = ()
 
     def goes_with(self, other: "_Way") -> bool:
-        return self is other or (self.target is other.target and self.attributes == other.attributes)
+        if self is other:
+            return True
+        same = self.target == other.target if isinstance(self.target, Duty) else self.target is other.target
+        return same and self.attributes == other.attributes
 
 
 _UNWANTED = _Way(False)
@@ -195,13 +200,19 @@ class Redrive:
         if not request.wanted.matches(letter):
             return _UNWANTED
         name = request.to if request.to is not None else letter.queue
+        target: Target | Duty | None
+        if letter.is_of_group and request.to is None:
+            origin = "" if letter.origin is None else letter.origin.stream
+            target = self._redrives.group_way(request.vhost, name, origin)
+        else:
+            target = self._target(name)
         attributes = batch.attributes.at(index)
         revive = self._redrives.revives.get(attributes & PROTOCOL_MASK)
         properties = batch.properties[index]
         return _Way(
             True,
             name,
-            self._target(name),
+            target,
             (attributes | PERSISTENT) & ~RELOCATED,
             letter.key.encode("utf-8", "surrogateescape"),
             properties if revive is None else revive(properties),
@@ -309,6 +320,7 @@ class Redrive:
             stretch = taken
         self._under_way += stretch.count
         pieces: list[Piece] = []
+        now_us = self._broker.env.clock.wall_us()
         for _place, low, high in batch.tags.spans(stretch.index, stretch.index + stretch.count):
             ways = [way for index in range(low, high) if (way := selection.found(batch, index)) is not None]
             first = 0
@@ -316,7 +328,7 @@ class Redrive:
                 way, last = ways[first], first + 1
                 while last < len(ways) and ways[last].goes_with(way):
                     last += 1
-                pieces.append(_piece(ways[first:last], batch, low + first))
+                pieces.append(_piece(ways[first:last], batch, low + first, now_us))
                 self.progress.by_queue[way.name] += last - first
                 first = last
         self._broker.transfers.send_back(self._host, queue, stretch, pieces, self._told)
@@ -369,6 +381,8 @@ class Redrives:
         self.broker = broker
         # By protocol. What has none tells of its deaths when it is tried anew.
         self.revives: Mapping[int, Revive] = {}
+        # What died in a consumer group: vhost, group and the stream it was in first -> how it comes back.
+        self.group_way: Callable[[str, str, str], Duty | None] = lambda vhost, group, stream: None
         self._audit = audit
         # The newest last.
         self._all: dict[UUID, Redrive] = {}
@@ -459,11 +473,11 @@ class Redrives:
         self._audit.note(KIND, one.who, one.told())
 
 
-def _piece(ways: Sequence[_Way], batch: RecordBatch, first: int) -> Piece:
+def _piece(ways: Sequence[_Way], batch: RecordBatch, first: int, now_us: int) -> Piece:
     """Neighbours that are appended together, from this index on."""
     target, tags = ways[0].target, batch.tags_at(first)
     assert target is not None
-    if tags:
+    if tags and not isinstance(target, Duty):
         target = Target(target.exchange, target.key, target.route, target.log, target.queues, target.through, tags)
     return Piece(
         target,
@@ -473,6 +487,8 @@ def _piece(ways: Sequence[_Way], batch: RecordBatch, first: int) -> Piece:
         [way.properties for way in ways],
         batch.values[first : first + len(ways)],
         [way.headers for way in ways],
+        # What is parked on its way is due at once.
+        [now_us] * len(ways),
     )
 
 

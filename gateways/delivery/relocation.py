@@ -56,11 +56,15 @@ def with_origin(source: Source, batch: RecordBatch, index: int, exchange: bytes)
     if any(name == ORIGIN_STREAM for name, _value in kept):
         # A copy of a copy has the origin of the first.
         return kept
+    return (*kept, *origin_headers(source, int(batch.offset_at(index)), exchange))
+
+
+def origin_headers(source: Source, offset: int, exchange: bytes) -> Headers:
+    """What tells where a record was first."""
     return (
-        *kept,
         (ORIGIN_STREAM, str(source.stream_id).encode()),
         (ORIGIN_PARTITION, b"%d" % source.partition),
-        (ORIGIN_OFFSET, b"%d" % batch.offset_at(index)),
+        (ORIGIN_OFFSET, b"%d" % offset),
         (ORIGIN_EXCHANGE, exchange),
     )
 

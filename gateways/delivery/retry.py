@@ -7,7 +7,7 @@ dead letters, when and why each one failed (`attempts`), its first time (`timest
 Neighbours: transfers.py parks and buries, returns.py brings back, gateways/amqp/settings.py reads policies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -93,6 +93,20 @@ def times_in(headers: Headers) -> tuple[int, int]:
     """(timestamp, expiry) that a record first had; 0: it has none."""
     found = dict(headers)
     return int(found.get(TIMESTAMP, b"0")), int(found.get(EXPIRY, b"0"))
+
+
+def alike_in_time(headers: Sequence[Headers] | None, count: int) -> Iterator[tuple[int, int, int | None, int]]:
+    """(from, to, time, expiry) of neighbours among `count` records that first had both in common."""
+    if headers is None:
+        yield 0, count, None, 0
+        return
+    times = [times_in(one) for one in headers]
+    first = 0
+    for index in range(1, count + 1):
+        if index == count or times[index] != times[first]:
+            timestamp_us, expiry_us = times[first]
+            yield first, index, timestamp_us or None, expiry_us
+            first = index
 
 
 def told(headers: Headers) -> dict[str, str | int]:

@@ -6,7 +6,7 @@ takes it whatever its limits say, since it was there before. If the queue is gon
 the record, as all that was in it. Neighbours: delayed.py calls, broker.py appends, retry.py has the headers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.core_log.log import PartitionLog
@@ -15,7 +15,7 @@ from headrace.delay.fire import DueRun
 from headrace.delay.parked import Page
 from headrace.gateways.delivery.delayed_duty import Duty, DutyKind, encode_duty
 from headrace.gateways.delivery.queue import Queue
-from headrace.gateways.delivery.retry import times_in
+from headrace.gateways.delivery.retry import alike_in_time
 from headrace.gateways.delivery.routing import DEFAULT_EXCHANGE
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Returns:
             DEFAULT_EXCHANGE, duty.name.encode("utf-8", "surrogateescape"), [duty.name], tags=run.tags
         )
         before, reached = log.end, 0
-        for first, last, timestamp_us, expiry_us in _alike(run):
+        for first, last, timestamp_us, expiry_us in alike_in_time(run.headers, len(run)):
             producer = run.producer._replace(first_sequence=run.producer.first_sequence + first)
             reached = broker.publish_dense(
                 target.only((queue,)),
@@ -85,17 +85,3 @@ class Returns:
 
 def _duty(vhost: str, queue: Queue) -> Duty:
     return Duty(DutyKind.RETRY, vhost, queue.name, queue.view_id)
-
-
-def _alike(run: DueRun) -> Iterator[tuple[int, int, int | None, int]]:
-    """(from, to, time, expiry) of neighbours that have both in common."""
-    if run.headers is None:
-        yield 0, len(run), None, 0
-        return
-    times = [times_in(headers) for headers in run.headers]
-    first = 0
-    for index in range(1, len(times) + 1):
-        if index == len(times) or times[index] != times[first]:
-            timestamp_us, expiry_us = times[first]
-            yield first, index, timestamp_us or None, expiry_us
-            first = index

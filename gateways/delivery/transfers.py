@@ -264,7 +264,7 @@ class Transfers:
         # By protocol. What has none tells its readers nothing.
         self.marks: dict[int, Mark] = {}
         self._broker = broker
-        self._stamp = stamp
+        self.stamp = stamp
         self._outboxes: dict[Queue, Outbox[Move]] = {}
         self._planned: dict[Queue, list[Move]] = {}
         self._waiting: dict[Queue, list[Waiting]] = {}
@@ -408,13 +408,13 @@ class Transfers:
             attributes | RELOCATED,
             batch.tags_at(index),
             batch.keys[index],
-            self._marked(batch.properties[index], attributes, headers),
+            self.marked(batch.properties[index], attributes, headers),
             batch.values[index],
             headers,
             now_us + 1000 * retry.wait_ms(attempt, self._broker.env.random.random()),
         )
 
-    def _marked(self, properties: bytes, attributes: int, headers: Headers) -> bytes:
+    def marked(self, properties: bytes, attributes: int, headers: Headers) -> bytes:
         """What the headers tell, for those who read the properties of this protocol."""
         mark = self.marks.get(attributes & PROTOCOL_MASK)
         return properties if mark is None else mark(properties, told(headers))
@@ -435,13 +435,13 @@ class Transfers:
         broker, settings = self._broker, queue.settings
         key, tags, now_us = batch.keys[index], batch.tags_at(index), broker.env.clock.wall_us()
         (properties,) = broker.properties_of(batch, index, index + 1)
-        attributes = _attributes(batch.attributes.at(index))
+        attributes = dead_attributes(batch.attributes.at(index))
         death = Death(queue.name, reason, name, key, now_us, settings.dead_letter_routing_key is not None)
         if settings.dead_letter_exchange is not None:
             if host.router.exchange(settings.dead_letter_exchange) is None:
                 return Way.NONE
             if headers:
-                properties = self._marked(properties, attributes, headers)
+                properties = self.marked(properties, attributes, headers)
             target, stamped = self._dead_target(host, queue, settings.dead_letter_exchange, death, properties, tags)
             if target is None or target.log is None or (not target.queues and settings.at_least_once):
                 return Way.NONE
@@ -463,7 +463,7 @@ class Transfers:
             headers = with_origin(stretch.source, batch, index, name)
             headers = after_failure(headers, attempt_of(headers), reason, now_us)
         headers = with_times(headers, batch.timestamps.at(index), batch.expiries.at(index))
-        stamped = self._stamp(self._marked(properties, attributes, headers), death).properties
+        stamped = self.stamp(self.marked(properties, attributes, headers), death).properties
         return Letter(grave, attributes, tags, key, stamped, batch.values[index], headers)
 
     def _without(self, target: "Target", full: Sequence[Queue], reason: Reason) -> "Target | None":
@@ -506,7 +506,7 @@ class Transfers:
     ) -> tuple["Target | None", bytes]:
         """Where a dead record goes, and with what properties. No target: it would only go round in a cycle."""
         key, other_key = death.routing_key, queue.settings.dead_letter_routing_key
-        stamped = self._stamp(properties, death)
+        stamped = self.stamp(properties, death)
         if other_key is not None:
             key = other_key.encode("utf-8", "surrogateescape")
         keys = [key.decode("utf-8", "surrogateescape"), *stamped.copies]
@@ -876,7 +876,7 @@ class _Settle:
         self._transfers._settle(self._queue, self._move, self._transfer)
 
 
-def _attributes(found: int) -> int:
+def dead_attributes(found: int) -> int:
     """Of a dead letter: it is no copy of a view's own, and speaks AMQP."""
     found &= ~RELOCATED
     if found & PROTOCOL_MASK in _RESTATED:
