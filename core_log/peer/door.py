@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 import trio
 
-from headrace.core_log.peer.errors import LinkError, PeerGone
+from headrace.core_log.peer.errors import LinkError
 from headrace.core_log.peer.frames import Hello, Purpose
 from headrace.core_log.peer.link import HANDSHAKE_S, PeerLink, prepare, shake_hands
 from headrace.core_log.peer.secret import Role
@@ -129,8 +129,9 @@ class PeerDoor:
         self._relayed_count += is_relay
         try:
             await self.handlers[purpose](link)
-        except PeerGone as error:
-            _log.debug("the link of node %d ended: %s", link.hello.node, error)
+        except* LinkError as group:
+            # Also from the tasks of a handler.
+            _log.debug("the link of node %d ended: %s", link.hello.node, group.exceptions)
         finally:
             link.close()
             self._relayed_count -= is_relay
