@@ -8,14 +8,15 @@ Neighbours: options.py reads the options, source_edges.py finds the offsets, pla
 sink.py writes; pyspark_headrace lets Spark find it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from headrace.spark import schema as columns
 from headrace.spark.access import Access, open_access
-from headrace.spark.options import InvalidOption, SourceOptions, Where, check_names, source_options
+from headrace.spark.options import InvalidOption, Position, SourceOptions, Where, check_names, source_options
 from headrace.spark.options import columns as columns_option
 from headrace.spark.plan import Task, plan
 from headrace.spark.sink_messages import sink_options
@@ -102,8 +103,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         wanted = self._bounds.within(ranges)
         if self._bounds.since_us is not None:
             wanted = _since(access, wanted, self._bounds.since_us)
-        tasks = plan(access, wanted, ids=ids, min_partitions=options.min_partitions, max_records=options.max_records)
-        return [TaskPartition(task) for task in tasks]
+        return [TaskPartition(task) for task in tasks_of(access, wanted, ids, options)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         # Where there are no tasks, Spark makes a partition of its own.
@@ -143,6 +143,18 @@ def opened(where: Where) -> Access:
     return open_access(
         path=where.path, url=where.url, archive=where.archive, access=where.access, token_name=where.token_name
     )
+
+
+def tasks_of(
+    access: Access, ranges: Mapping[Position, tuple[int, int]], ids: Mapping[str, UUID], options: SourceOptions
+) -> list[Task]:
+    """As plan.py cuts them; and where it finds too few places for `minPartitions`, at offsets instead."""
+    most, least = options.max_records, options.min_partitions
+    tasks = plan(access, ranges, ids=ids, min_partitions=least, max_records=most)
+    if least is None or len(tasks) >= least:
+        return tasks
+    each = max(sum(end - start for start, end in ranges.values()) // least, 1)
+    return plan(access, ranges, ids=ids, max_records=each if most is None else min(each, most))
 
 
 def _since(access: Access, ranges: dict[Any, tuple[int, int]], since_us: int) -> dict[Any, tuple[int, int]]:

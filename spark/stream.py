@@ -32,8 +32,8 @@ from pyspark.sql.streaming.datasource import (
 from headrace.spark import schema as schemas
 from headrace.spark.access import Access, DataLoss, PartitionEnds, TopicInfo, TopicNotFound
 from headrace.spark.options import LATEST, Everywhere, Given, Partitions, Position, Since, SourceOptions, Topics
-from headrace.spark.plan import Task, plan
-from headrace.spark.source import TaskPartition, opened
+from headrace.spark.plan import Task
+from headrace.spark.source import TaskPartition, opened, tasks_of
 from headrace.spark.source_edges import Range, initial_offsets, subscribed
 from headrace.spark.stream_broker import StreamBroker
 from headrace.spark.stream_limits import by_bytes, by_rows
@@ -211,9 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         for attempt in range(1, PLAN_ATTEMPTS + 1):
             there = self._readable(ranges, end)
             try:
-                return plan(
-                    access, there, ids=ids, min_partitions=options.min_partitions, max_records=options.max_records
-                )
+                return tasks_of(access, there, ids, options)
             except (DataLoss, TopicNotFound):
                 if options.fail_on_data_loss or attempt == PLAN_ATTEMPTS:
                     raise

@@ -1,6 +1,7 @@
 """What the tests of Spark share: one small session for all of a process, since most of the time is its start."""
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,10 @@ SETTINGS = {
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
     folder = tmp_path_factory.mktemp("spark")
+    # Workers have the environment that the JVM was started with; what is told later they find in files.
+    (folder / "tokens").mkdir()
+    (folder / "tokens" / "test").write_text("guest:guest")
+    os.environ["HEADRACE_TOKENS"] = str(folder / "tokens")
     places = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
     logging.getLogger("py4j").setLevel(logging.WARNING)
     made = session("headrace-tests", master="local[2]", settings=SETTINGS | places)

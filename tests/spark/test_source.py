@@ -156,8 +156,13 @@ def test_tasks_are_cut_by_bytes_not_by_partition(data: str) -> None:
     assert len(one.partitions()) >= 3
     assert offsets_of(one) == list(range(40))
     assert len(reader(data, subscribe="bulk").partitions()) == 1
-    many = reader(data, maxRecordsPerPartition="100").partitions()
-    assert len(many) == 6
+    assert len(reader(data, maxRecordsPerPartition="100").partitions()) == 6
+
+
+def test_few_bytes_are_cut_too_when_more_tasks_are_wanted(data: str) -> None:
+    one = reader(data, minPartitions="4")
+    assert len(one.partitions()) >= 4
+    assert offsets_of(one) == list(range(COUNT))
 
 
 def test_pushed_filters_spare_reading(data: str) -> None:

@@ -1,0 +1,166 @@
+"""Claims: Spark reading the log beside Spark reading Parquet with the same rows. Driver: a JVM, files, /proc.
+
+CPU-seconds of the JVM and of its Python workers together, on the same data in the same run; both sides take turns and
+the least of the rounds counts, for a JVM gets quicker while it runs. Rows go nowhere (the sink `noop`). Values are half
+random, so that lz4 has something to do; each run of 50 records has one of 100 tags, over an hour. What of a query does
+not grow with the data, which is the start of its Python workers, is in the figures: so there are some.
+SCALE=0.1 makes a tenth of the data.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from bench.claim import Better, Claim, NotRun
+from bench.scratch import commit, new_logs, open_directory, scratch_folder
+from headrace.core_log.config import LogConfig
+from headrace.spark.java import NoJava
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCALE = float(os.environ.get("SCALE", "1"))
+ROUNDS = 4
+PARTITIONS = 4
+RUN = 50
+TAGS = [f"tag{number:02}" for number in range(100)]
+HOUR_US = 3600 * 1_000_000
+# Bytes of a value -> how many there are, and how many records a batch of the log has: about 256 KB.
+KINDS = {1000: (500_000, 250), 100: (4_000_000, 2_500)}
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def fill(folder: Path, size: int) -> int:
+    count, batch = KINDS[size]
+    count = int(count * SCALE) // (PARTITIONS * batch) * PARTITIONS * batch
+    random = Random(size)
+    filler = bytes(size // 2)
+    directory = open_directory(folder)
+    logs = new_logs(directory, PARTITIONS, LogConfig(durability="os", compression="lz4"))
+    for number in range(0, count, RUN):
+        log = logs[number // batch % PARTITIONS]
+        values = [random.randbytes(size - len(filler)) + filler for _ in range(RUN)]
+        tag = random.choice(TAGS)
+        log.append([tag.encode()] * RUN, [b""] * RUN, values, timestamp_us=HOUR_US * number // count, tags=(tag,))
+        if (number + RUN) % batch == 0:
+            commit(log)
+    for log in logs:
+        commit(log)
+        log.note_watermark()
+    directory.close_now()
+    return count
+
+
+def cpu_s(root: int) -> float:
+    """Of a process and all below it, those that have ended among them."""
+    parents: dict[int, list[int]] = {}
+    spent: dict[int, float] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry))
+            spent[int(entry)] = sum(map(int, fields[11:15])) / TICKS
+    found, waiting = 0.0, [root]
+    while waiting:
+        one = waiting.pop()
+        found += spent.get(one, 0.0)
+        waiting += parents.get(one, [])
+    return found
+
+
+def least(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """The least CPU-seconds of each; the first round warms up and does not count."""
+    found: dict[str, float] = {}
+    for number in range(ROUNDS + 1):
+        for name, call in calls.items():
+            before = cpu_s(os.getpid())
+            call()
+            taken = cpu_s(os.getpid()) - before
+            if number:
+                found[name] = min(found.get(name, taken), taken)
+    return found
+
+
+def drained(rows: "DataFrame") -> None:
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def by_tag_and_minute(rows: "DataFrame") -> None:
+    from pyspark.sql.functions import date_trunc
+
+    drained(rows.groupBy("tag", date_trunc("minute", "timestamp")).count())
+
+
+def measured(spark: "SparkSession", folder: Path, size: int) -> tuple[dict[str, float], int]:
+    count = fill(folder / "log", size)
+
+    def log(**options: str) -> "DataFrame":
+        given = {"path": str(folder / "log"), "subscribe": "bench"} | options
+        return spark.read.format("headrace").options(**given).load()
+
+    columns = "key,value,topic,partition,offset,timestamp,timestampType,tag"
+    log(columns=columns).write.option("compression", "lz4").parquet(str(folder / "parquet"))
+    table = spark.read.parquet(str(folder / "parquet"))
+    assert table.count() == count
+    return least(
+        {
+            "scan": lambda: drained(log()),
+            "parquet scan": lambda: drained(table.drop("tag")),
+            "tags": lambda: by_tag_and_minute(log(columns="timestamp,tag")),
+            "parquet tags": lambda: by_tag_and_minute(table),
+            "one tag": lambda: drained(log(tags=TAGS[7])),
+        }
+    ), count
+
+
+def claim() -> list[Claim]:
+    from headrace.spark.session import session
+
+    with scratch_folder() as folder:
+        settings = {
+            "spark.driver.memory": "2g",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        }
+        try:
+            spark = session("headrace-bench", master="local[2]", settings=settings)
+        except NoJava as error:
+            raise NotRun(str(error)) from None
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            found = {}
+            for size in KINDS:
+                (folder / str(size) / "log").mkdir(parents=True)
+                found[size] = measured(spark, folder / str(size), size)
+        finally:
+            spark.stop()
+    claims = []
+    for size, most in ((1000, 2.5), (100, 2.2)):
+        taken, count = found[size]
+        claims.append(_beside(f"full scan, {size} B values", taken, "scan", "parquet scan", most, count))
+    taken, count = found[100]
+    claims.append(_beside("count by tag and minute, 100 B values", taken, "tags", "parquet tags", 2.0, count))
+    for size, least_ratio in ((1000, 5.0), (100, None)):
+        taken, count = found[size]
+        detail = f"{taken['one tag']:.2f} CPU-s for 1 % of {count:,} rows, {taken['scan']:.2f} for all"
+        figure = taken["scan"] / taken["one tag"]
+        claims.append(Claim(f"read of 1 % by tag beside the full scan, {size} B", figure, least_ratio, detail=detail))
+    return claims
+
+
+def _beside(name: str, taken: dict[str, float], ours: str, theirs: str, most: float, count: int) -> Claim:
+    detail = f"{taken[ours]:.2f} CPU-s, Parquet {taken[theirs]:.2f}, {count:,} rows"
+    return Claim(f"{name}, beside Parquet", taken[ours] / taken[theirs], most, Better.LESS, detail=detail)
+
+
+if __name__ == "__main__":
+    for one in claim():
+        print(f"{one.name}: {one.figure:.2f} ({one.verdict.value}; {one.better.value} {one.target}); {one.detail}")
