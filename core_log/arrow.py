@@ -140,6 +140,8 @@ def _outputs(
 ) -> Iterator[pa.RecordBatch]:
     pending: list[Columns] = []
     size = 0
+    unpacked = blobs or (choice is not None and choice.needs_blobs)
+    tags = choice is not None or "tags" in wanted.names
     for data, position, header in batches:
         if choice is not None and not choice.maybe(decode_columns(data, position, header, blobs=False)):
             continue
@@ -149,8 +151,7 @@ def _outputs(
         if pending and (alone or size + weight > output_bytes):
             yield from _output(pending, wanted, start, end, choice)
             pending, size = [], 0
-        unpacked = blobs or (choice is not None and choice.needs_blobs)
-        pending.append(decode_columns(data, position, header, blobs=unpacked))
+        pending.append(decode_columns(data, position, header, blobs=unpacked, tags=tags))
         size += weight
         if alone:
             yield from _output(pending, wanted, start, end, choice)
@@ -220,6 +221,10 @@ def _fixed(values: "npt.NDArray[Any]", kind: Any) -> pa.Array:
 
 
 def _offsets(group: Sequence[Columns]) -> Ints:
+    first, end = group[0].header.base_offset, group[-1].header.next_offset
+    # Small batches are many, and numpy's calls are what they cost: one for all where that is possible.
+    if sum([one.header.record_count for one in group]) == end - first:
+        return np.arange(first, end, dtype=np.int64)
     return _joined(
         [
             np.arange(one.header.base_offset, one.header.base_offset + one.header.record_count, dtype=np.int64)
@@ -239,6 +244,9 @@ def _spread(runs: Runs, values: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
 
 
 def _times(group: Sequence[Columns]) -> pa.Array:
+    if all(len(one.timestamps.values) == 1 for one in group):
+        values = np.array([one.timestamps.values[0] for one in group], dtype=np.int64)
+        return _fixed(np.repeat(values, [one.header.record_count for one in group]), _TIME)
     return _fixed(_joined([_spread(one.timestamps, _numbers(one.timestamps)) for one in group]), _TIME)
 
 
@@ -269,17 +277,23 @@ def _blob(blob: memoryview, sizes: bytes, shared: bool, count: int) -> _Part:
     return _Part(memoryview(bytes(blob) * count) if shared else blob, sizes, count)
 
 
-def _ends(sizes: bytes, count: int, first: int) -> "npt.NDArray[np.int32]":
-    """Where each entry of a column ends, behind so many bytes of the columns before it."""
+def _sizes(parts: Sequence[_Part]) -> "npt.NDArray[Any]":
+    """The sizes of all entries, one behind the other."""
+    if all(len(part.sizes) == 4 for part in parts):
+        each = np.frombuffer(b"".join([part.sizes for part in parts]), dtype="<u4")
+        return np.repeat(each, [part.record_count for part in parts])
+    return np.frombuffer(
+        b"".join([part.sizes * part.record_count if len(part.sizes) == 4 else part.sizes for part in parts]),
+        dtype="<u4",
+    )
+
+
+def _ends(sizes: bytes, count: int) -> "npt.NDArray[np.int32]":
+    """Where each entry of a column ends."""
     if len(sizes) == 4:
         size = int.from_bytes(sizes, "little")
-        return (
-            np.arange(first + size, first + size * count + 1, size, dtype=np.int32)
-            if size
-            else np.full(count, first, dtype=np.int32)
-        )
-    ends = np.cumsum(np.frombuffer(sizes, dtype="<u4"), dtype=np.int32)
-    return ends + np.int32(first) if first else ends
+        return np.arange(size, size * count + 1, size, dtype=np.int32) if size else np.zeros(count, dtype=np.int32)
+    return np.cumsum(np.frombuffer(sizes, dtype="<u4"), dtype=np.int32)
 
 
 def _binary(parts: Sequence[_Part]) -> pa.Array:
@@ -287,12 +301,10 @@ def _binary(parts: Sequence[_Part]) -> pa.Array:
     blob = parts[0].blob if len(parts) == 1 else b"".join(part.blob for part in parts)
     if len(blob) > _OFFSETS_MAX:
         raise Refused(f"a column of {len(blob)} bytes in one batch is more than Arrow's binary can hold: leave it out")
-    pieces = [_ZERO]
-    first = 0
-    for part in parts:
-        pieces.append(_ends(part.sizes, part.record_count, first))
-        first += len(part.blob)
-    ends = np.concatenate(pieces)
+    if len(parts) > 1:
+        ends = np.concatenate([_ZERO, np.cumsum(_sizes(parts), dtype=np.int32)])
+    else:
+        ends = np.concatenate([_ZERO, _ends(parts[0].sizes, parts[0].record_count)])
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(blob)])
 
 

@@ -69,6 +69,7 @@ _REFERENCE = 0xFFFF_FFFF
 # offset deltas | headers | key, properties, value sizes (1: all alike; count: each; 0: none)
 FIXED = struct.Struct("<16I")
 _I64 = struct.Struct("<q")
+_EMPTY = memoryview(b"")
 _SHARED = 0x8000_0000
 
 #     0                 8         16               24                40            44
@@ -310,12 +311,15 @@ def restamp(batch: bytes, salt: int) -> bytes:
     return batch[:8] + salt.to_bytes(8, "little") + batch[16:]
 
 
-def adopt(batch: bytes, *, salt: int, durable_offset: int) -> bytes:
+def adopt(batch: bytes | memoryview, *, salt: int, durable_offset: int) -> bytes:
     """A batch of another replica as part of a segment of ours. What that one knew to be durable is not what this disk
     holds, and a recovery would take the difference for lost records (D7): so it is said anew, and hashed anew."""
     size = int.from_bytes(batch[4:8], "little")
-    rest = batch[HASHED_FROM:_DURABLE_AT] + durable_offset.to_bytes(8, "little") + batch[_DURABLE_AT + 8 : size]
-    return PREFIX.pack(BATCH_MAGIC, size, salt, xxhash.xxh3_64_intdigest(rest)) + rest
+    parts = (batch[HASHED_FROM:_DURABLE_AT], durable_offset.to_bytes(8, "little"), batch[_DURABLE_AT + 8 : size])
+    hasher = xxhash.xxh3_64()
+    for part in parts:
+        hasher.update(part)
+    return b"".join((PREFIX.pack(BATCH_MAGIC, size, salt, hasher.intdigest()), *parts))
 
 
 def _encode_runs(runs: Runs, count: int, fixed: list[bytes]) -> int:
@@ -379,7 +383,7 @@ def _compress(block: bytes) -> bytes:
 # -- decoding ---------------------------------------------------------------------------------------------------
 
 
-def maybe_header(data: bytes, position: int, salt: int) -> BatchHeader | None:
+def maybe_header(data: bytes | memoryview, position: int, salt: int) -> BatchHeader | None:
     """The batch header at this place if there is one of this segment; its hash is not looked at."""
     if len(data) - position < HEADER_SIZE:
         return None
@@ -456,14 +460,17 @@ class Columns(NamedTuple):
         return self[1:7]
 
 
-def decode_columns(data: bytes | memoryview, position: int, header: BatchHeader, *, blobs: bool = True) -> Columns:
+def decode_columns(
+    data: bytes | memoryview, position: int, header: BatchHeader, *, blobs: bool = True, tags: bool = True
+) -> Columns:
     """Cut a batch into columns. The hash must have been checked; a lie inside raises CorruptLog all the same.
 
-    Without blobs, the blob block is not unpacked: keys, properties, header and tag texts and values are empty.
+    Without blobs, the blob block is not unpacked: keys, properties, header and tag texts and values are empty. Without
+    tags, the dictionaries of tags are passed over: no record has any.
     """
     _refuse_unknown(header)
     try:
-        return _decode_columns(data, position, header, blobs)
+        return _decode_columns(data, position, header, blobs, tags)
     except (struct.error, ValueError, IndexError, OverflowError, lz4.block.LZ4BlockError) as error:
         raise CorruptLog("batch", position, header.base_offset, f"columns do not add up ({error})") from error
 
@@ -476,13 +483,16 @@ def _refuse_unknown(header: BatchHeader) -> None:
         )
 
 
-def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader, blobs: bool) -> Columns:
+def _decode_columns(
+    data: bytes | memoryview, position: int, header: BatchHeader, blobs: bool, with_tags: bool
+) -> Columns:
     view = memoryview(data)
     start = position + HEADER_SIZE + header.summary_size
     blob_start = start + header.fixed_stored
     codec = header.codec
     fixed = bytes(_block(view[start:blob_start], header.fixed_size, codec))
-    blob = _block(view[blob_start : blob_start + header.blob_stored], header.blob_size, codec) if blobs else view[:0]
+    # What is not looked at must not keep the bytes around it in memory.
+    blob = _block(view[blob_start : blob_start + header.blob_stored], header.blob_size, codec) if blobs else _EMPTY
     count = header.record_count
     if not 0 < count <= header.span:
         raise ValueError(f"{count} records for {header.span} offsets")
@@ -504,7 +514,10 @@ def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader
     tag_hashes: list[int] = []
     text_sizes: tuple[int, ...] = ()
     tag_sets: list[tuple[int, ...]] = [()]
-    if counts[8] or counts[9]:
+    if not with_tags:
+        at += 10 * counts[8] + 2 * (counts[9] + counts[10])
+        runs[5] = zero
+    elif counts[8] or counts[9]:
         tag_hashes = list(struct.unpack_from(f"<{counts[8]}Q", fixed, at))
         at += 8 * counts[8]
         text_sizes = struct.unpack_from(f"<{counts[8]}H", fixed, at)
@@ -557,6 +570,10 @@ def _decode_columns(data: bytes | memoryview, position: int, header: BatchHeader
                 tag_texts.append(str(blob[values_at : values_at + size], "utf-8"))
             values_at += size
     end = values_at + _total(value_sizes, count)
+    if not with_tags and end < header.blob_size and counts[8]:
+        # What lies between is the texts of tags.
+        values_at += header.blob_size - end
+        end = header.blob_size
     if end != header.blob_size:
         raise ValueError(f"blobs are {header.blob_size} bytes, sizes say {end}")
     return Columns(

@@ -20,7 +20,7 @@ from headrace.spark.access import Access, DataLoss, PartitionEnds, Slice, TopicI
 from headrace.spark.access_local import find_spec, first_since, public_name
 from headrace.spark.archive import FORMAT, SPEC, STREAMS, Entry, infos, listed, log_path, opened, read_file
 
-READ_AHEAD = 1024 * 1024
+READ_AHEAD = 2 * 1024 * 1024
 
 
 class ArchiveAccess:

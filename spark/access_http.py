@@ -39,7 +39,7 @@ ATTEMPTS = 5
 PAUSE_S = 0.2
 LIST_MAX = 10_000
 # A request for less costs as much.
-READ_AHEAD = 1024 * 1024
+READ_AHEAD = 2 * 1024 * 1024
 _PORTS = {"http": 15672, "https": 15671}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -56,8 +56,8 @@ from headrace.spark.plan import Task
 from headrace.spark.properties import Amqp, amqp, mqtt, mqtt_topic
 
 BATCH_BYTES = arrow.OUTPUT_BYTES
-# What is read at once; a download should be 1 to 8 MiB.
-WINDOW = 4 * 1024 * 1024
+# What is read of a file at once: it should fit a processor's own cache. Downloads ask for more (read_ahead).
+WINDOW = 512 * 1024
 # A header and the largest summary: all that is read of a batch that may be passed over, where batches are large.
 _GLIMPSE = HEADER_SIZE + ENTRIES_MAX
 _LARGE = 32 * 1024
