@@ -39,7 +39,7 @@ from headrace.core_log.format import (
     maybe_segment_head,
     stamp,
 )
-from headrace.core_log.ids import Offset, StreamId
+from headrace.core_log.ids import Epoch, Offset, StreamId
 from headrace.core_log.pool import SegmentPool
 from headrace.core_log.producers import ProducerTable
 from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
@@ -59,6 +59,8 @@ READ_BYTES = 512 * 1024
 PASSED_OVER_MAX = 256
 _GLIMPSE_BYTES = HEADER_SIZE + ENTRIES_MAX
 _GLIMPSE_WINDOW = 256 * 1024
+# So much from a leader at once is a follower that catches up.
+BULK_BYTES = 256 * 1024
 # A batch is sealed before its dictionaries outgrow their 16-bit columns.
 DICTIONARY_MAX = 16_384
 HEADER_NAME_BYTES_MAX = 0xFFFF
@@ -711,21 +713,36 @@ class PartitionLog:
             or batch.tag_count > TAGS_MAX - TAGS_PER_RECORD_MAX
         )
 
+    def append_batch(self, batch: RecordBatch) -> Offset:
+        """Write a whole batch that somebody made, behind what is gathered; returns the offset of its first record.
+
+        For those who write in bulk what nobody reads soon: it is not kept in memory. DiskFull: nothing was taken.
+        """
+        self.seal()
+        batch.base_offset, batch.epoch = self.written_end, Epoch(self.epoch)
+        self._encode(batch)
+        # What is in memory reaches to the end, or there is nothing.
+        self._tail.clear()
+        return batch.base_offset
+
     def seal(self) -> None:
         """Write the open batch to the active segment. On DiskFull it stays open and nothing is lost."""
         batch = self._open
         if batch is None or batch.span == 0:
             self._open = None
             return
+        self._encode(batch)
+        self._open = None
+        if batch.gap is None:
+            self.shared.tails.push(self._tail, batch)
+
+    def _encode(self, batch: RecordBatch) -> None:
         segment = self._active()
         body = encode(batch, compress=self.config.compression, known_sets=segment.large_sets)
         if not segment.is_empty and self._rolls(segment, body.size):
             segment = self._roll(segment)
             body = encode(batch, compress=self.config.compression)
         self._write(segment, batch, body)
-        self._open = None
-        if batch.gap is None:
-            self.shared.tails.push(self._tail, batch)
 
     def _write(self, segment: Segment, batch: RecordBatch, body: Body) -> None:
         buffers = stamp(
@@ -745,13 +762,21 @@ class PartitionLog:
             self._load_producers().note(batch.producer, batch.count, self.shared.clock.wall_us())
 
     def _written(
-        self, segment: Segment, buffers: list[bytes], size: int, base_offset: int, next_offset: int, newest: int | None
+        self,
+        segment: Segment,
+        buffers: list[bytes],
+        size: int,
+        base_offset: int,
+        next_offset: int,
+        newest: int | None,
+        *,
+        ahead: bool = True,
     ) -> None:
         """Put a stamped batch at the end of the active segment."""
         epochs = self._load_epochs()
         if epochs.note(self.epoch, self.leader_id, base_offset):
             self._files[f"{self.folder}/{EPOCHS}"] = epochs.encode()
-        position = segment.append(buffers, size, next_offset, newest)
+        position = segment.append(buffers, size, next_offset, newest, ahead=ahead)
         self.written_end = Offset(next_offset)
         self._dirty[segment.base_offset] = segment
         if self.config.durability != "os":
@@ -863,7 +888,7 @@ class PartitionLog:
         """Where a replica that has nothing yet begins: batches may refer to others before them in their segment."""
         return Offset(self._segments[0].base_offset) if self._segments else self.written_end
 
-    def append_stored(self, data: bytes) -> Offset:
+    def append_stored(self, data: bytes | memoryview) -> Offset:
         """Whole batches as the leader's log stores them, from the end of this one on; returns the new end.
 
         They keep their place and their leader's epoch. A segment begins where the leader's did, for the sake of what
@@ -882,17 +907,18 @@ class PartitionLog:
                     f"follow offset {self.written_end} of epoch {last_epoch}"
                 )
             self.epoch, self.leader_id = header.leader_epoch, header.leader_id
-            self._adopt(header, data[at : at + header.size])
+            # Much at once is synced at once: a file that grows meanwhile costs less than one that is filled twice.
+            self._adopt(header, data[at : at + header.size], ahead=len(data) < BULK_BYTES)
             at += header.size
         return self.written_end
 
-    def _adopt(self, header: BatchHeader, data: bytes) -> None:
+    def _adopt(self, header: BatchHeader, data: bytes | memoryview, *, ahead: bool) -> None:
         segment = self._active()
         if header.flags & FLAG_FIRST_OF_SEGMENT and not segment.is_empty:
             segment = self._roll(segment)
         buffers = [adopt(data, salt=segment.salt, durable_offset=self.synced_end)]
         newest = None if header.flags & FLAG_GAP else header.max_timestamp
-        self._written(segment, buffers, header.size, header.base_offset, header.next_offset, newest)
+        self._written(segment, buffers, header.size, header.base_offset, header.next_offset, newest, ahead=ahead)
         if header.producer is not None:
             self._load_producers().note(header.producer, header.record_count, self.shared.clock.wall_us())
 

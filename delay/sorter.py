@@ -18,7 +18,7 @@ import trio
 
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.log import PartitionLog, SyncJob
-from headrace.delay.bodies import Bodies, Integers, pick
+from headrace.delay.bodies import Integers
 from headrace.delay.buckets import name_of, spans_of, starts_of
 from headrace.delay.decisions import Dropped, Merged, Moved, Opened, Sorted, Trimmed, pack
 from headrace.delay.engine import BUCKET_CONFIG, BUCKET_NAME, Engine, by_source
@@ -30,14 +30,17 @@ from headrace.delay.waiting import BLOCK_COUNT_MAX, Block
 
 LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
-# With so many times what begins a pass waiting, the sorter is behind: it then works so long before others get a turn,
+# While records are parked, passes begin when so many times as much waits as is sorted when it is quiet.
+BUSY = 4
+# With so many times as much waiting, the sorter is behind: it then works so long before others get a turn,
 # and they wait for it, as publishers wait for a slow disk.
-BEHIND = 4
+BEHIND = 8
 TURN_S = 0.005
 # So many passes are written while an earlier one waits for the disk.
-UNDER_WAY_MAX = 6
-# So many records are appended at a time.
-APPEND_COUNT_MAX = 512
+UNDER_WAY_MAX = 3
+# So many records, of about so many bytes, are written as one batch: to fire one record a whole batch is read.
+BATCH_COUNT_MAX = 1024
+BATCH_BYTES = 128 * 1024
 # Run files are merged when there are so many of about one size, up to so many rows.
 MERGE_FILES = 8
 MERGE_ROWS_MAX = 8 * BLOCK_COUNT_MAX
@@ -75,6 +78,8 @@ class Sorter:
         # A bucket's stream is there and its sources are not yet.
         self._creating = False
         self._behind = False
+        # How far the intake was known when the sorter last looked.
+        self._absorbed = 0
         self._turn_began = 0.0
 
     async def run(self) -> None:
@@ -105,11 +110,14 @@ class Sorter:
     def _due_block(self) -> Block | None:
         """The oldest block that is not sorted, if enough waits or it has waited long enough."""
         engine, config = self._engine, self._engine.config
+        is_busy = engine.absorbed != self._absorbed
+        self._absorbed = engine.absorbed
         block = engine.waiting.first_unsorted()
         if block is None:
             return None
         is_old = engine.env.clock.monotonic() - block.since >= config.sort_interval_s
-        return block if is_old or engine.waiting.unsorted_bytes >= config.sort_bytes else None
+        enough = config.sort_bytes * BUSY if is_busy else config.sort_bytes
+        return block if is_old or engine.waiting.unsorted_bytes >= enough else None
 
     async def _turn(self) -> None:
         clock = self._engine.env.clock
@@ -198,16 +206,17 @@ class Sorter:
         chosen = await self._choose(one)
         order = await worker.run(lambda: np.lexsort((one.old["number"], one.old["due"], chosen)))
         one.old, one.new, one.targets = one.old[order], one.new[order], of_sets[bodies.tags[order]]
+        size = one.block.byte_count // one.block.count + 1
+        step = min(max(BATCH_BYTES // size, 1), BATCH_COUNT_MAX)
         numbers, firsts = np.unique(chosen[order], return_index=True)
         ends = [*firsts[1:].tolist(), len(order)]
         for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
             log = engine.logs[number]
             start = int(log.end)
-            for low in range(first, end, APPEND_COUNT_MAX):
-                _append(log, bodies.take(order[low : min(low + APPEND_COUNT_MAX, end)]))
-                await self._turn()
-            # Here rather than in the commit, which would seal all of them in one go.
-            log.seal()
+            for low in range(first, end, step):
+                for batch in bodies.batches(order[low : min(low + step, end)]):
+                    log.append_batch(batch)
+                    await self._turn()
             one.new["place"][first:end] = np.arange(start, start + end - first) | (number << OFFSET_BITS)
             one.moved.append((number, start, end - first))
             one.logs.append(log)
@@ -451,17 +460,3 @@ def _moved(one: _Pass, moves: npt.NDArray[np.bool_]) -> list[Moved]:
         moved.append(Moved(source, first, count, counts))
         at += count
     return moved
-
-
-def _append(log: PartitionLog, bodies: Bodies) -> None:
-    log.append_columns(
-        bodies.keys,
-        bodies.properties,
-        bodies.values,
-        timestamps=bodies.timestamps.tolist(),
-        expiries=bodies.dues.tolist(),
-        attributes=bodies.attributes.tolist(),
-        origins=(bodies.numbers + 1).tolist(),
-        tags=pick(bodies.tag_sets, bodies.tags.tolist()),
-        headers=bodies.headers if any(bodies.headers) else None,
-    )
