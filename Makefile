@@ -23,7 +23,7 @@ part = @start=$$(date +%s); echo "== $(1)"; $(2); echo "== $(1): $$(( $$(date +%
 # For a target whose subject is not built yet: say so, and fail.
 not_yet = @echo "$@: nothing to run yet: $(1)" >&2; exit 2
 
-.PHONY: serve test lint unit runtimes interop bench bench-delay sim sim-delay kill-delay walks mutants crash fuzz chaos security clean
+.PHONY: serve test lint unit runtimes interop bench bench-delay bench-spark spark-cluster sim sim-delay kill-delay walks mutants crash fuzz chaos security clean
 
 serve: $(VENV)/base
 	@exec $(BIN)/headrace serve $(ARGS)
@@ -71,6 +71,14 @@ kill-delay: $(VENV)/dev
 N ?= 10000000
 bench-delay: $(VENV)/dev
 	$(call part,bench-delay,$(BIN)/python -m bench.delay $(N); $(BIN)/python -m bench.delay_amqp)
+
+# Spark reading the log beside Spark reading Parquet; SCALE=0.1 with a tenth of the data.
+bench-spark: $(VENV)/dev runtimes
+	$(call part,bench-spark,$(BIN)/python -m bench.spark)
+
+# What takes more JVMs than the suite should start: a standalone master with two workers, and a driver under kill -9.
+spark-cluster: $(VENV)/dev runtimes
+	$(call part,spark-cluster,$(BIN)/python -m pytest -q tests/spark/proof_cluster.py tests/spark/proof_kill.py $(ARGS))
 
 mutants: $(VENV)/dev
 	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
