@@ -139,12 +139,15 @@ class Segment:
         if self.index is None or self.index.end_position != end_position:
             self.index = self._rebuild_index(interval)
 
-    def append(self, buffers: Sequence[bytes], size: int, next_offset: int, max_timestamp: int | None) -> int:
-        """Write one stamped batch at the end; returns its position. Not synced."""
+    def append(
+        self, buffers: Sequence[bytes], size: int, next_offset: int, max_timestamp: int | None, *, ahead: bool = True
+    ) -> int:
+        """Write one stamped batch at the end; returns its position. Not synced. `ahead`: prepare the file for more."""
         position = self.end_position
-        if position + size > self.capacity:
+        if position + size > self.capacity and ahead:
             self._make_room(position + size)
         self.file.write(position, buffers)
+        self.capacity = max(self.capacity, position + size)
         self.end_position = position + size
         self.end_offset = next_offset
         assert self.index is not None, "only the active segment is appended to"

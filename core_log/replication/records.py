@@ -71,13 +71,14 @@ def _from(batch: RecordBatch, header: BatchHeader, offset: int) -> RecordBatch:
     return found
 
 
-def in_portions(data: bytes, size: int) -> Iterator[bytes]:
+def in_portions(data: bytes, size: int) -> Iterator[memoryview]:
     """Whole batches again, about so many bytes at a time: the loop has others to serve."""
+    view = memoryview(data)
     start = at = 0
     while at < len(data):
         at += max(int.from_bytes(data[at + 4 : at + 8], "little"), 1)
         if at - start >= size:
-            yield data[start:at]
+            yield view[start:at]
             start = at
     if start < len(data):
-        yield data[start:]
+        yield view[start:]
