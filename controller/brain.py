@@ -591,10 +591,13 @@ class Brain:
             return replace(shard, assignment=self._with_replicas(row, replicas or (*row.replicas, missing[0])))
         if not set(target) <= row.in_sync_nodes:
             return None
-        if row.leader not in target:
+        if row.leader != target[0]:
             there = {node: member for node, member in active.items() if node in target}
             led = self._handed_over(row, there, target)
-            return None if led is None else replace(shard, assignment=led)
+            if led is not None:
+                return replace(shard, assignment=led)
+        if row.leader not in target:
+            return None
         return replace(shard, assignment=self._with_replicas(row, target), target=())
 
     def _with_replicas(self, row: Assignment, replicas: tuple[int, ...]) -> Assignment:

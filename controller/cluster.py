@@ -16,6 +16,7 @@ Neighbours: reign.py and brain.py for the controller; cluster_metadata.py; src/h
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
@@ -147,6 +148,8 @@ class ClusterAgent:
         # Who was said to be the controller, by itself.
         self._announced: Announce | None = None
         self._heard = _Heard()
+        # What is known here is later than what the controller began with.
+        self._is_store_older = False
         self._look_again = trio.Event()
         self._registered = trio.Event()
         self._unsaved = trio.Event()
@@ -210,6 +213,7 @@ class ClusterAgent:
     async def _wait_registered(self) -> None:
         with trio.move_on_after(self._config.start_s if self._was_kept else float("inf")):
             await self._registered.wait()
+            await self.metadata.has_views.wait()
             return
         _log.warning(
             "no controller was found in %g s (%s): going on with the metadata of version %d that were kept",
@@ -409,8 +413,8 @@ class ClusterAgent:
             again = self._look_again
             try:
                 await self._attend_once()
-            except (LinkError, Refused, StorageError) as error:
-                _log.info("not with a controller: %s", error)
+            except* (LinkError, Refused, StorageError) as errors:
+                _log.info("not with a controller: %s", _first(errors))
             with trio.move_on_after(self._config.heartbeat_s / 2):
                 await again.wait()
 
@@ -441,19 +445,19 @@ class ClusterAgent:
             await link.aclose()
 
     async def _connect(self, node: int) -> Link:
-        where = self.endpoint(node, PEER)
-        if where is None:
-            # It joined after what this node has heard of.
-            where = (await self._watch.snapshot()).nodes[node].endpoint(PEER)
-            if where is None:
-                raise PeerUnreachable(f"node {node} has not said where it listens")
-        try:
-            return await self._peers.connect(where, Purpose.CONTROL)
-        except PeerUnreachable:
+        known = self.endpoint(node, PEER)
+        if known is not None:
+            with suppress(PeerUnreachable):
+                return await self._peers.connect(known, Purpose.CONTROL)
             self._watch.doubt(node)
             if self._announced is not None and self._announced.node == node:
                 self._announced = None
-            raise
+        # It joined, or moved, after what this node has heard of.
+        found = (await self._watch.snapshot()).nodes.get(node)
+        where = None if found is None else found.endpoint(PEER)
+        if where is None or where == known:
+            raise PeerUnreachable(f"node {node} cannot be reached")
+        return await self._peers.connect(where, Purpose.CONTROL)
 
     def _leave(self) -> None:
         if self._attending is not None:
@@ -470,8 +474,6 @@ class ClusterAgent:
                     self._tell(self._introduction())
                     await self._hear(link, nursery)
                     nursery.cancel_scope.cancel()
-        except* (LinkError, Refused, StorageError, trio.BrokenResourceError) as errors:
-            raise _first(errors) from None
         finally:
             self._waiting = self._attending = self._attended = None
             self.metadata.unlinked()
@@ -548,6 +550,9 @@ class ClusterAgent:
             if (welcome.ballot < kept.ballot) or (is_same and welcome.timeline < kept.timeline):
                 _log.warning("orders of ballot %s are refused: there was a later one", tuple(welcome.ballot))
                 return False
+            self._is_store_older = (
+                welcome.ballot != kept.ballot and kept.ballot != NO_BALLOT
+            ) and self.metadata.snapshot.version >= welcome.since
             found = _Kept(welcome.ballot, welcome.database, welcome.timeline)
             if found != kept:
                 data = msgspec.json.encode(found)
@@ -560,7 +565,8 @@ class ClusterAgent:
         snapshot = decode_snapshot(data)
         if snapshot.cluster != self.cluster:
             raise PeerGone("the controller has the metadata of another cluster")
-        lost = self.metadata.take_whole(snapshot)
+        lost = self.metadata.take_whole(snapshot, is_older=self._is_store_older)
+        self._is_store_older = False
         self.metadata.linked(self._tell)
         if lost:
             _log.error("the metadata store has forgotten %d things that were created: they are put back", len(lost))

@@ -106,6 +106,7 @@ class ClusterMetadata(Metadata):
         # View ids that are ours to give out.
         self._next_view = self._views_end = 0
         self._few_views = trio.Event()
+        self.has_views = trio.Event()
 
     # -- from the controller ------------------------------------------------------------------------------------
 
@@ -113,12 +114,11 @@ class ClusterMetadata(Metadata):
         """What was kept, or read from the store at start: nobody listens yet."""
         self._snapshot = snapshot
 
-    def take_whole(self, snapshot: Snapshot) -> list[Change]:
-        """All of it. Returns what was known here, and the controller has never heard of: the store went back in
-        time."""
+    def take_whole(self, snapshot: Snapshot, *, is_older: bool) -> list[Change]:
+        """All of it. `is_older`: the store went back in time; returns what was created here since, then."""
         before = self.snapshot
         self._publish(snapshot, difference(before, snapshot))
-        if before.version <= snapshot.version:
+        if not is_older:
             return []
         lost = [change for change in difference(snapshot, before) if isinstance(change, _CREATIONS)]
         # A user who is there has the password that is there.
@@ -224,6 +224,7 @@ class ClusterMetadata(Metadata):
             else:
                 # What is left of the block before is given up: ids are many.
                 self._next_view, self._views_end = first, first + self._config.views
+                self.has_views.set()
 
     # -- a store that went back in time -------------------------------------------------------------------------
 

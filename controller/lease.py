@@ -30,6 +30,8 @@ class LeaseWatch:
         self._incarnation = incarnation
         self._config = config
         self._store: MetaStore | None = None
+        # One call at a time.
+        self._turn = trio.Lock()
         # What was seen last, and since when it has not changed.
         self.seen: Lease | None = None
         self._since_s = 0.0
@@ -96,16 +98,17 @@ class LeaseWatch:
         return renewed
 
     async def _ask(self, question: Callable[[MetaStore], T]) -> T:
-        try:
-            if self._store is None:
-                self._store = await self._env.worker.run(self._open_store)
-            store = self._store
-            answer = await self._env.worker.run(lambda: question(store))
-        except (Unreachable, StorageError) as error:
-            self.problem = str(error)
-            raise Unreachable(str(error)) from error
-        self.problem = ""
-        return answer
+        async with self._turn:
+            try:
+                if self._store is None:
+                    self._store = await self._env.worker.run(self._open_store)
+                store = self._store
+                answer = await self._env.worker.run(lambda: question(store))
+            except (Unreachable, StorageError) as error:
+                self.problem = str(error)
+                raise Unreachable(str(error)) from error
+            self.problem = ""
+            return answer
 
     async def aclose(self) -> None:
         if self._store is not None:

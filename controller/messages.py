@@ -56,7 +56,9 @@ class Welcome(_Message):
 
     ballot: Ballot
     node: int
-    version: int
+    # With which version of the metadata its term began: whoever has that one, or a later one, from another controller
+    # knows of what the store has forgotten.
+    since: int
     database: str
     timeline: int
 

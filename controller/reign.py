@@ -55,6 +55,7 @@ from headrace.controller.snapshot_form import encode_snapshot
 from headrace.controller.store import Committed, Lease, Lost, MetaStore, NotCommitted, Unknown
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull, HeadraceError, Refused, StorageError, UnknownFormat
+from headrace.core_log.peer.errors import PeerGone
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class Reign:
         self._noted = noted
         self.lease = lease
         self.brain = Brain(lease.ballot, snapshot, config, env.clock.monotonic())
+        self._since = snapshot.version
         self.ended: str | None = None
         self._deadline_s = since_s + config.self_deadline_s
         self._sessions: dict[int, _Session] = {}
@@ -327,9 +329,8 @@ class Reign:
             before.scope.cancel()
         session = self._sessions[member.node] = _Session(member.node, member.incarnation)
         generation = self.lease.generation
-        version = self.brain.snapshot.version
         session.tell(
-            Welcome(self.lease.ballot, self.lease.node, version, generation.database, generation.timeline),
+            Welcome(self.lease.ballot, self.lease.node, self._since, generation.database, generation.timeline),
         )
         data = self._encoded()
         for start in range(0, len(data), _PART_BYTES):
@@ -341,6 +342,10 @@ class Reign:
                     nursery.start_soon(self._send_all, session, link)
                     await self._hear(session, link)
                     nursery.cancel_scope.cancel()
+        except* PeerGone as errors:
+            _log.info("the session of node %d has ended: %s", session.node, errors.exceptions[0])
+        except* UnknownMessage as errors:
+            _log.error("the session of node %d was ended: %s", session.node, errors.exceptions[0])
         finally:
             if self._sessions.get(member.node) is session:
                 del self._sessions[member.node]
