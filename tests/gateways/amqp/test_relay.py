@@ -1,15 +1,19 @@
 """Clients of a node that leads nothing: pika and a client without manners, through the relay, and through failovers."""
 
+import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import aio_pika
 import pika
 import pytest
 import trio
 from pamqp import commands
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
-from tests.gateways.relay.town import Town, in_thread, town
+from tests.gateways.delivery.certificates import Authority
+from tests.gateways.relay.town import Secured, Town, in_thread, town
 
 from .pika_client import PERSISTENT, Inbox, bodies, get
 from .wire import Wire
@@ -91,6 +95,51 @@ async def test_large_bodies_cross_in_many_frames() -> None:
                 assert bodies(channel, "q") == sent
 
         await in_thread(story)
+
+
+async def test_clients_and_links_go_through_tls_and_a_certificate_is_a_login(tmp_path: Path) -> None:
+    async with town(Secured(Authority(tmp_path))) as built:
+
+        def story(steps: Stepwise) -> None:
+            with built.connect() as connection:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                channel.queue_declare("q", durable=True)
+                sent = [bytes([number]) * 400_000 for number in range(5)]
+                for body in sent:
+                    channel.basic_publish("", "q", body, PERSISTENT)
+                steps.pause()
+                assert bodies(channel, "q") == sent
+
+        async def act() -> None:
+            assert built.leading is not None
+            (session,) = built.leading.service.amqp.sessions
+            assert session.connection.tls
+            assert (session.user, session.connection.certified_name) == ("guest", "guest")
+            await fail_over(built)
+
+        await told(built, story, act)
+
+
+async def test_aio_pika_goes_on_over_a_failover() -> None:
+    async with town() as built:
+
+        async def story(steps: Stepwise) -> None:
+            connection = await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{built.ports['amqp']}/")
+            channel = await connection.channel()
+            queue = await channel.declare_queue("q", durable=True)
+            message = aio_pika.Message(b"x", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            came: asyncio.Queue[aio_pika.abc.AbstractIncomingMessage] = asyncio.Queue()
+            await queue.consume(came.put)
+            await channel.default_exchange.publish(message, "q")
+            await (await came.get()).ack()
+            await asyncio.to_thread(steps.pause)
+            await channel.default_exchange.publish(message, "q")
+            await (await came.get()).ack()
+            assert not connection.is_closed
+            await connection.close()
+
+        await told(built, lambda steps: asyncio.run(story(steps)), lambda: fail_over(built))
 
 
 async def test_transactions_and_direct_answers_work_through_the_relay() -> None:

@@ -2,6 +2,7 @@
 node that leads nothing and relays. Links between them are real sockets; who leads is the test's affair."""
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from uuid import UUID
 
 import pika
 import trio
+from pika.credentials import ExternalCredentials
+from tests.gateways.delivery.certificates import Authority
 from tests.gateways.delivery.house import House
 
 from headrace.config import load_config
@@ -25,6 +28,7 @@ from headrace.core_log.peer.frames import Hello, Purpose
 from headrace.core_log.peer.link import PeerLink, Peers
 from headrace.gateways.amqp.front import AmqpFront, AmqpFrontListener
 from headrace.gateways.delivery.listener import DoorListener, TlsSide
+from headrace.gateways.delivery.tls import TlsConfig, load_context
 from headrace.gateways.http.front import HttpFront, HttpFrontListener
 from headrace.gateways.mqtt.front import MqttFront, MqttFrontListener
 from headrace.gateways.relay.answering import RelayAnswers
@@ -79,7 +83,7 @@ class Leaders:
         self.patience_s = 20.0
         self._town = town
         self._node = node
-        self._peers = Peers(lambda: _hello(node), SECRET, _nonce)
+        self._peers = Peers(lambda: _hello(node), SECRET, _nonce, tls=town.secured and town.secured.caller)
 
     def here(self, vhost: str) -> Service | None:
         leading = self._town.leading
@@ -92,11 +96,26 @@ class Leaders:
             await trio.sleep(0.01)
         if self._town.is_cut:
             raise PeerUnreachable("the network is cut")
-        return await self._peers.connect(self._town.leading.where, Purpose.RELAY, detail)
+        where = Where("localhost", self._town.leading.where.port) if self._town.secured else self._town.leading.where
+        return await self._peers.connect(where, Purpose.RELAY, detail)
+
+
+class Secured:
+    """Certificates of a town in which everything goes through TLS: links, and clients too."""
+
+    def __init__(self, authority: Authority) -> None:
+        self.authority = authority
+        certificate, key = authority.server()
+        self.side = TlsSide(load_context(TlsConfig(certificate, key, authority.file)))
+        self.door = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.file)
+        self.door.load_cert_chain(certificate, key)
+        self.door.verify_mode = ssl.CERT_REQUIRED
+        self.caller = authority.client_context((certificate, key))
 
 
 class Town:
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, secured: Secured | None = None) -> None:
+        self.secured = secured
         self.house = House()
         self.leading: Leading | None = None
         # Which node that is; the one that clients of these tests come to is 1.
@@ -122,9 +141,9 @@ class Town:
                 directory = await LogDirectory.open(self.house.env, DirectoryConfig(), clean=False)
                 nursery.start_soon(directory.run)
                 service = await open_service(commons, directory, nursery, clean=False)
-                door = PeerDoor(
-                    lambda: _hello(2), SECRET, _nonce, {Purpose.RELAY: RelayAnswers(Leaders(self, self.leader)).handle}
-                )
+                handlers = {Purpose.RELAY: RelayAnswers(Leaders(self, self.leader)).handle}
+                tls = self.secured and self.secured.door
+                door = PeerDoor(lambda: _hello(2), SECRET, _nonce, handlers, tls=tls)
                 where = Where(*await door.open("127.0.0.1", 0))
                 nursery.start_soon(door.serve)
                 task_status.started(Leading(service, nursery.cancel_scope, where, ended))
@@ -140,8 +159,9 @@ class Town:
         await metadata.seed(Definitions())
         return Commons(self.config, house.env, metadata, trio.CapacityLimiter(2))
 
-    async def open_front(self, tls: TlsSide | None = None) -> None:
+    async def open_front(self) -> None:
         """The node that clients come to."""
+        tls = self.secured and self.secured.side
         # Users of its own: nobody here hands metadata around.
         commons = await self._commons(self._nursery, House(seed=2))
         self.front = AmqpFront(
@@ -182,7 +202,13 @@ class Town:
 
     def connect(self, **settings: Any) -> pika.BlockingConnection:
         settings = {"heartbeat": 0, "socket_timeout": PATIENCE_S, "blocked_connection_timeout": PATIENCE_S} | settings
-        return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.ports["amqp"], **settings))
+        host = "127.0.0.1"
+        if self.secured is not None:
+            host = "localhost"
+            certificate = self.secured.authority.issue("client", common_names=["guest"])
+            context = self.secured.authority.client_context(certificate)
+            settings |= {"ssl_options": pika.SSLOptions(context, host), "credentials": ExternalCredentials()}
+        return pika.BlockingConnection(pika.ConnectionParameters(host, self.ports["amqp"], **settings))
 
     async def until(self, holds: Callable[[], object]) -> None:
         with trio.fail_after(PATIENCE_S):
@@ -191,11 +217,11 @@ class Town:
 
 
 @asynccontextmanager
-async def town() -> AsyncIterator[Town]:
+async def town(secured: Secured | None = None) -> AsyncIterator[Town]:
     """With a leader, and a node that leads nothing."""
     with contextlib.suppress(trio.Cancelled):
         async with trio.open_nursery() as nursery:
-            built = Town(nursery)
+            built = Town(nursery, secured)
             await built.lead()
             await built.open_front()
             yield built
