@@ -164,6 +164,13 @@ class WithArchive:
             info = self._live.topic(topic)
         except TopicNotFound:
             return self._archived.slices(topic, partition, start, end)
+        try:
+            return self._joined(info, topic, partition, start, end)
+        except DataLoss:
+            # Retention may have come between the two looks; what it took is in the archive then.
+            return self._joined(self._live.topic(topic), topic, partition, start, end)
+
+    def _joined(self, info: TopicInfo, topic: str, partition: int, start: int, end: int) -> list[Slice]:
         live_start = _start(info, partition)
         old = self._archived.slices_of(info.id, partition, start, end)
         found = [one for one in old if one.first_offset < live_start]

@@ -1,6 +1,7 @@
 """Segments over HTTP, from a real broker that real clients write to: the same records as in its directory."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,30 @@ def test_nothing_above_the_watermark_and_nothing_below_the_start(broker: HttpBro
     end = access.topic("edges").partitions[0].high_watermark
     with pytest.raises(ValueError, match="above the watermark"):
         access.slices("edges", 0, 0, end + 1)
+
+
+def test_reader_that_retention_has_overtaken_hears_so_and_a_lease_keeps_that_from_happening(broker: HttpBroker) -> None:
+    door = Door(broker.url, "reader")
+    access = HttpAccess(broker.url, token_name="reader")
+    for name in ("overtaken", "held"):
+        door.json("POST", "/api/v1/topics", body={"name": name, "retention_ms": 1000})
+        door.json("POST", f"/api/v1/topics/{name}/messages", body=[{"value": f"{number}"} for number in range(5)])
+    door.json("PUT", "/api/v1/topics/held/leases/test", body={"offsets": {"0": 0}})
+    (taken,) = plan(access, {("overtaken", 0): (0, 5)})
+    (held,) = plan(access, {("held", 0): (0, 5)})
+    deadline = time.monotonic() + PATIENCE_S
+    while access.topic("overtaken").partitions[0].start == 0:
+        assert time.monotonic() < deadline, "retention takes nothing"
+        time.sleep(0.1)
+    # Files stay while a moved start is made safe, which takes a commit.
+    door.json("POST", "/api/v1/topics/overtaken/messages", body={"value": "after"})
+    with pytest.raises(DataLoss):
+        while time.monotonic() < deadline:
+            list(read(taken))
+            time.sleep(0.1)
+    with pytest.raises(DataLoss, match="begin at 5"):
+        access.slices("overtaken", 0, 0, 5)
+    assert sum(batch.num_rows for batch in read(held)) == 5
 
 
 def test_topic_that_was_created_again_is_data_loss(broker: HttpBroker) -> None:
