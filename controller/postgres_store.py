@@ -57,7 +57,13 @@ class PostgresStore(SqlStore):
                 "application_name": "headrace",
                 # A connection that says nothing is given up by the kernel in time, too.
                 "tcp_user_timeout": int(2000 * statement_timeout_s),
-                "options": f"-c statement_timeout={int(1000 * statement_timeout_s)} -c client_encoding=UTF8",
+                "keepalives": 1,
+                "keepalives_idle": 5,
+                "keepalives_interval": 2,
+                "keepalives_count": 3,
+                # Whoever only follows another server is passed over when the URL names several.
+                "target_session_attrs": "read-write",
+                "options": " ".join(f"-c {name}={value}" for name, value in _settings(statement_timeout_s).items()),
             },
         )
         try:
@@ -122,6 +128,18 @@ class PostgresStore(SqlStore):
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _settings(statement_timeout_s: float) -> dict[str, str]:
+    """Nothing waits for longer than a lease can bear: not a statement, not a lock, not a transaction of a client that
+    has stopped (its lock would hold up every other node)."""
+    milliseconds = int(1000 * statement_timeout_s)
+    return {
+        "statement_timeout": str(milliseconds),
+        "lock_timeout": str(milliseconds // 2),
+        "idle_in_transaction_session_timeout": str(milliseconds * 5 // 2),
+        "client_encoding": "UTF8",
+    }
 
 
 def parse(url: str) -> URL:
