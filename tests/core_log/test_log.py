@@ -14,7 +14,7 @@ from headrace.core_log.format import HEADER_SIZE, SEGMENT_HEAD_SIZE, BatchHeader
 from headrace.core_log.key_index import KeyIndex
 from headrace.core_log.log import CHECKPOINT, EPOCHS, PRODUCERS, PartitionLog
 from headrace.core_log.producers import WINDOW
-from headrace.core_log.record import Gap, Producer
+from headrace.core_log.record import Gap, Producer, RecordBatch
 from headrace.core_log.segment import Segment
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.core_log.summary import key_hash, may_hold, tag_hash
@@ -125,6 +125,22 @@ def test_v1_nobody_reads_beyond_the_high_watermark_unless_told_how_far() -> None
     assert disk.log.early_end == 2
     (run, early) = disk.log.read(0, end=2)
     assert (run.batch.values, early.batch.values) == ([b"a"], [b"b"])
+
+
+def test_batch_that_somebody_made_stands_behind_what_was_gathered_and_is_read_like_any_other() -> None:
+    disk = Disk()
+    disk.write(b"a")
+    append(disk.log, b"b")
+    made = RecordBatch(0, 0)
+    made.add([b"k"] * 2, [b""] * 2, [b"c", b"d"], timestamp_us=1, expiry_us=[7, 8], tags=("red",))
+    assert disk.log.append_batch(made) == 2
+    append(disk.log, b"e")
+    disk.commit()
+    for reopen in (lambda: disk.log, disk.crash):
+        log = reopen()
+        assert values_of(log) == [b"a", b"b", b"c", b"d", b"e"]
+        records = [batch.record(index) for batch, first, last in log.read(2, end=4) for index in range(first, last)]
+        assert [(one.offset, one.expiry_us, one.tags) for one in records] == [(2, 7, ("red",)), (3, 8, ("red",))]
 
 
 def test_index_that_leads_to_another_batch_is_refused_and_not_believed() -> None:

@@ -230,3 +230,63 @@ def follow_to(follower: Side, leader: Side, offset: int) -> None:
     while follower.log.end < offset:
         follower.log.append_stored(stored(leader.log, follower.log.end, 1))
         follower.commit()
+
+
+def test_a_replica_that_begins_anew_has_the_old_records_or_none_whatever_a_loss_of_power_leaves() -> None:
+    leader = Side()
+    for number in range(30):
+        leader.write(b"%d " % number * 60)
+    traced = TracingStorage(MemoryStorage())
+    follower = Side(traced)
+    follow_to(follower, leader, 5)
+    follower.log.advance_to(follower.log.written_end)
+    old = records(follower.log)
+    began = len(traced.trace)
+    start = leader.log.segments[-1].base_offset
+    assert start > 5
+    drive(follower.directory.committer._env.worker.run(follower.directory.committer._journal.empty))
+    follower.log.begin_at(start)
+    traced.mark("begun", None)
+    follow(follower, leader)
+    traced.mark("after", None)
+    expected = records(follower.log)
+    assert expected == records(leader.log)[start:]
+    seen: set[str] = set()
+    for state in crash_states(traced, limit_per_prefix=12):
+        if state.prefix < began:
+            continue
+        found = Side(state.storage)
+        values = records(found.log)
+        if state.marked("after"):
+            seen.add("after")
+            assert values == expected
+        elif state.marked("begun"):
+            seen.add("begun")
+            assert values == expected[: len(values)]
+        else:
+            seen.add("before")
+            assert values in ([], old)
+            if not values:
+                assert found.log.end == start
+                follow(found, leader)
+                assert records(found.log) == expected
+    assert seen == {"before", "begun", "after"}
+
+
+def test_the_watermark_file_of_a_replica_says_what_is_committed_and_never_more() -> None:
+    side = Side()
+    for number in range(6):
+        side.write(b"%d " % number * 100)
+    side.log.advance_to(side.log.segments[-1].base_offset)
+    committed = side.log.high_watermark
+    assert 0 < committed < side.log.synced_end
+    side.log.note_watermark()
+    again = Side(side.storage.process_crash())
+    assert again.log.high_watermark == committed
+    assert again.log.end == side.log.end
+    again.log.begin_stint(9, 3)
+    again.write(b"new")
+    again.log.note_watermark()
+    third = Side(again.storage.process_crash())
+    assert third.log.high_watermark == committed
+    assert [value for _, value, _ in records(third.log)][-1] == b"new", "a lower epoch below is no torn tail"
