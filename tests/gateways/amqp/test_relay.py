@@ -11,6 +11,7 @@ import pika
 import pytest
 import trio
 from pamqp import commands
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from tests.gateways.delivery.certificates import Authority
 from tests.gateways.relay.town import Secured, Town, in_thread, town
@@ -570,3 +571,76 @@ async def test_a_leader_that_falls_silent_is_given_up() -> None:
             await built.until(lambda: relay.failover_count == 1)
 
         await told(built, story, act)
+
+
+class Publishing:
+    """Publishes numbers with confirms, over whatever happens; knows which of them were confirmed."""
+
+    def __init__(self, built: Town) -> None:
+        self.confirmed: list[int] = []
+        self.unknown: list[int] = []
+        self.channel_count = 0
+        self._built = built
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> None:
+        with self._built.connect() as connection:
+            channel = self._channel(connection)
+            channel.queue_declare("q", durable=True)
+            number = 0
+            while not self._stop.is_set():
+                try:
+                    channel.basic_publish("", "q", b"%d" % number, PERSISTENT)
+                    self.confirmed.append(number)
+                except ChannelClosedByBroker as error:
+                    assert error.reply_code == 506
+                    assert "unknown" in error.reply_text
+                    self.unknown.append(number)
+                    channel = self._channel(connection)
+                number += 1
+
+    def _channel(self, connection: pika.BlockingConnection) -> BlockingChannel:
+        self.channel_count += 1
+        channel = connection.channel()
+        channel.confirm_delivery()
+        return channel
+
+
+async def test_over_many_failovers_under_load_one_connection_stays_open_and_nothing_confirmed_is_lost() -> None:
+    async with town() as built:
+        publishing = Publishing(built)
+        got: list[int] = []
+
+        def consume(done: threading.Event) -> None:
+            with built.connect() as connection:
+                channel = connection.channel()
+                channel.basic_qos(prefetch_count=50)
+                channel.queue_declare("q", durable=True)
+
+                def take(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+                    got.append(int(body))
+                    channel.basic_ack(method.delivery_tag)
+
+                channel.basic_consume("q", take)
+                while not (done.is_set() and set(got) >= set(publishing.confirmed)):
+                    connection.process_data_events(0.05)
+
+        done = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, lambda: consume(done))
+            async with trio.open_nursery() as publishers:
+                publishers.start_soon(in_thread, publishing.run)
+                for _ in range(3):
+                    count = len(publishing.confirmed)
+                    await built.until(lambda count=count: len(publishing.confirmed) > count + 20)  # type: ignore[misc]
+                    await fail_over(built)
+                count = len(publishing.confirmed)
+                await built.until(lambda: len(publishing.confirmed) > count + 20)
+                publishing.stop()
+            done.set()
+        assert set(got) >= set(publishing.confirmed)
+        assert set(got) <= set(publishing.confirmed) | set(publishing.unknown)
+        assert len(publishing.unknown) == publishing.channel_count - 1
