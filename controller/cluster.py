@@ -521,6 +521,7 @@ class ClusterAgent:
                         await send(link, Outvoted(self._kept.ballot))
                         return
                 case Unwanted(reason, controller):
+                    self.metadata.dismissed()
                     if self._announced is not None and self._announced.node != controller:
                         self._announced = None
                     raise PeerGone(reason)

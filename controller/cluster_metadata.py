@@ -156,6 +156,12 @@ class ClusterMetadata(Metadata):
             request.is_sent = True
             self._send(request.make(number))
 
+    def dismissed(self) -> None:
+        """The controller has stepped down: what it has not answered was not done, and the next one is asked."""
+        for request in self._requests.values():
+            if not request.done.is_set():
+                request.is_sent = False
+
     def unlinked(self) -> None:
         """The controller is gone, and with it the answers to what it was asked."""
         self._send = None

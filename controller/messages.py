@@ -64,7 +64,8 @@ class Welcome(_Message):
 
 
 class Unwanted(_Message):
-    """This node is not the controller, or does not take the other one in."""
+    """This node is not the controller (any more), or does not take the other one in. Nothing that it was asked and has
+    not answered was done, or will be."""
 
     reason: str
     # Who is, as far as is known; 0: nobody.

@@ -78,6 +78,14 @@ class _Session:
             self._put.send_nowait(message)
         except trio.WouldBlock:
             self.scope.cancel()
+        except trio.ClosedResourceError:
+            pass
+
+    def finish(self, message: Message, within_s: float) -> None:
+        """That is the last it hears."""
+        self.tell(message)
+        self._put.close()
+        self.scope.deadline = trio.current_time() + within_s
 
 
 @dataclass(slots=True)
@@ -123,6 +131,7 @@ class Reign:
         self._deadline_s = since_s + config.self_deadline_s
         self._sessions: dict[int, _Session] = {}
         self._requests: list[_Request] = []
+        self._under_way: list[_Request] = []
         self._wake = trio.Event()
         # Renewing compares the version, which a commit moves.
         self._turn = trio.Lock()
@@ -141,8 +150,14 @@ class Reign:
                     nursery.start_soon(self._beat)
         finally:
             self.ended = self.ended or "this node is stopping"
+            # Nothing of what waits will be done; what was under way when this ended, nobody knows.
+            for request in self._requests:
+                request.fail(Unreachable("the controller has stepped down; nothing was changed"))
+            for request in self._under_way:
+                request.fail(OutcomeUnknown("the controller was lost while it made this change: it may count, or not"))
+            self._requests, self._under_way = [], []
             for session in tuple(self._sessions.values()):
-                session.scope.cancel()
+                session.finish(Unwanted(self.ended, 0), self._config.heartbeat_s)
 
     def end(self, why: str) -> None:
         self.ended = self.ended or why
@@ -200,7 +215,9 @@ class Reign:
             self._send_effects()
             if own or batch:
                 self._requests = [request for request in self._requests if request not in batch]
+                self._under_way = list(batch)
                 await self._commit_batch(own, batch)
+                self._under_way = []
                 # What was decided may lead to more; whoever waits has a turn first.
                 await trio.lowlevel.checkpoint()
                 continue
@@ -238,6 +255,7 @@ class Reign:
                     request.fail(error)
                 for request, reason in refused:
                     request.fail(reason)
+                self._under_way = []
                 if not isinstance(error, OutcomeUnknown):
                     # The store may be there again in a moment.
                     await trio.sleep(self._config.heartbeat_s)
@@ -361,6 +379,7 @@ class Reign:
     async def _send_all(self, session: _Session, link: Link) -> None:
         async for message in session.waiting:
             await send(link, message)
+        session.scope.cancel()
 
     async def _hear(self, session: _Session, link: Link) -> None:
         while True:
@@ -372,6 +391,8 @@ class Reign:
             self._take(session, message)
 
     def _take(self, session: _Session, message: Message) -> None:
+        if self.ended is not None:
+            return
         brain = self.brain
         match message:
             case Beat():
