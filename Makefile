@@ -88,7 +88,7 @@ mutants: $(VENV)/dev
 fuzz: $(VENV)/fuzz
 	$(call part,fuzz,for target in tests/fuzz/*.py; do echo "$$target"; $(BIN)/python $$target -max_total_time=$(SECONDS_EACH) -print_final_stats=1 $(ARGS); done)
 
-# Random walks over one partition with three replicas: the protocol as it is, then each planted mistake.
+# Random walks over one shard with three replicas: the protocol as it is, then each planted mistake.
 WALKS ?= 30000
 walks: $(VENV)/dev
 	$(call part,walks,$(BIN)/python -m tests.simulation.partition_walk $(WALKS))
@@ -98,7 +98,7 @@ sim: $(VENV)/dev
 	$(call not_yet,the seeded cluster arrives with the cluster)
 
 chaos: $(VENV)/dev
-	$(call not_yet,three processes under faults arrive with the cluster)
+	$(call part,chaos,$(BIN)/python -m interop.cluster.chaos $(ARGS))
 
 runtimes: $(VENV)/dev
 	@$(BIN)/python interop/runtimes.py $(RUNTIMES)
