@@ -118,12 +118,12 @@ class ClusterAgent:
         config: ClusterConfig = DEFAULT_CONFIG,
         hash_cost: HashCost = DEFAULT_COST,
         hashing: trio.CapacityLimiter | None = None,
-        noted: Callable[[str], None] = lambda text: None,
+        noted: Callable[[str], None] = _log.warning,
     ) -> None:
         """`env.storage` is rooted where the node keeps its own files; `open_store` is called in the worker, once for
         the lease and once for each term as the controller. `clean`: what this node holds is all that it ever
         confirmed (it was shut down cleanly, or syncs before it confirms). `noted`: what operators must hear of, as
-        elections by force; on the controller only."""
+        elections by force; told on the controller only, and logged unless said otherwise."""
         self.member = member
         self.metadata = ClusterMetadata(config, new_uuid=env.ids.uuid, hash_cost=hash_cost, hashing=hashing)
         # Called after each change of a shard's row or of a node.

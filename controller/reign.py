@@ -316,7 +316,6 @@ class Reign:
         ballot = self.lease.ballot
         for effect in self.brain.effects():
             if isinstance(effect, Note):
-                _log.warning("%s", effect.text)
                 self._noted(effect.text)
                 continue
             session = self._sessions.get(effect.node)
