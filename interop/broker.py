@@ -38,6 +38,7 @@ class Broker:
         self.log_path = folder / "broker.log"
         self.ports = dict(zip(DOORS, free_ports(len(DOORS)), strict=True))
         self._arguments = list(arguments)
+        self._environ: dict[str, str] = {}
         self.process: subprocess.Popen[str] | None = None
 
     @property
@@ -63,6 +64,10 @@ class Broker:
             self.kill()
             return
         self.stop()
+        self.check_log()
+
+    def check_log(self) -> None:
+        """BrokerFailed if it wrote something there that no broker should."""
         if "Traceback" in self.log_path.read_text(errors="replace"):
             raise self._failed("the broker wrote a traceback to its log")
 
@@ -89,8 +94,11 @@ class Broker:
         command = [sys.executable, "-m", "headrace", "serve", "--data", str(self.data)]
         command += [*doors, "--http", "off", *self._arguments]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+        environ |= self._environ
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ)
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ | self._environ
+            )
         return self.process
 
     def kill(self) -> None:

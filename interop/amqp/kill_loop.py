@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -73,10 +74,20 @@ class Report:
         )
 
 
+class Place(Protocol):
+    """Where publishers and consumers connect to: a broker, or one node or another of a cluster."""
+
+    @property
+    def url(self) -> str: ...
+
+    def restart(self) -> None:
+        """kill -9 and start again; it is ready when this returns."""
+
+
 class Story:
     """What all threads share."""
 
-    def __init__(self, broker: Broker, ledger: Ledger) -> None:
+    def __init__(self, broker: Place, ledger: Ledger) -> None:
         self.broker = broker
         self.ledger = ledger
         self.life = 0
@@ -162,6 +173,8 @@ class _Session:
         connection.channel(on_open_callback=self._channel_opened)
 
     def _channel_opened(self, channel: Channel) -> None:
+        # A cluster closes a channel whose publishes have an unknown outcome, and leaves the connection open.
+        channel.add_on_close_callback(self._channel_closed)
         channel.confirm_delivery(self._told, callback=lambda _: self._begin(channel))
 
     def _begin(self, channel: Channel) -> None:
@@ -200,6 +213,10 @@ class _Session:
             self._publisher.confirm(self._sent.popleft())
             self._first_tag += 1
         self._top_up()
+
+    def _channel_closed(self, _: Channel, why: BaseException) -> None:
+        if self._connection.is_open:
+            self._connection.close()
 
     def _ended(self, _: pika.SelectConnection, why: BaseException) -> None:
         self._connection.ioloop.stop()
@@ -266,26 +283,26 @@ def any_seed() -> int:
 
 
 def kill_again_and_again(
-    story: Story, publishers: list[Publisher], chance: random.Random, more: Callable[[], bool]
+    story: Story, broker: Broker, publishers: list[Publisher], chance: random.Random, more: Callable[[], bool]
 ) -> None:
     while more():
         time.sleep(chance.uniform(*LIFE))
-        kill(story, publishers, starting=False)
+        kill(story, broker, publishers, starting=False)
         while chance.random() < STILLBORN:
-            story.broker.launch()
+            broker.launch()
             time.sleep(chance.uniform(*STARTING_SECONDS))
-            kill(story, publishers, starting=True)
-        story.broker.start()
+            kill(story, broker, publishers, starting=True)
+        broker.start()
 
 
-def kill(story: Story, publishers: list[Publisher], *, starting: bool) -> None:
-    process = story.broker.process
+def kill(story: Story, broker: Broker, publishers: list[Publisher], *, starting: bool) -> None:
+    process = broker.process
     assert process is not None
     status = process.poll()
     if status is not None:
         story.ledger.failures.append(f"the broker ended by itself in life {story.life}, with status {status}")
     story.ledger.kills.append(Kill(sum(len(publisher.unconfirmed) for publisher in publishers), starting))
-    story.broker.kill()
+    broker.kill()
     story.life += 1
 
 
@@ -341,7 +358,7 @@ def run(seconds: float, seed: int, *, kills_min: int | None = None) -> Report:
             spent = time.monotonic() - begun
             return spent < seconds or (ledger.kills_under_load() < wanted and spent < seconds + LATE_SECONDS_MAX)
 
-        kill_again_and_again(story, publishers, chance, more)
+        kill_again_and_again(story, broker, publishers, chance, more)
         consumers.append(Consumer(story, last, chance.randrange(2**32)))
         consumers[-1].start()
         finish(story, publishers, consumers)

@@ -43,6 +43,8 @@ class QueueLedger:
     name: str
     # One consumer at a time reads it, so the order of arrival is the order of delivery.
     ordered: bool
+    # What was acknowledged stays so, whoever dies. Of a cluster's leader the last moments may be forgotten.
+    remembers: bool = field(default=True, kw_only=True)
     # Of each publisher only every so many-th message is routed to it.
     every: int = 1
     deliveries: list[Delivery] = field(default_factory=list)
@@ -100,7 +102,7 @@ class QueueLedger:
             if (when := self.settled.get(delivery.copy)) is not None
             and (delivery.life > when[0] or (delivery.life == when[0] and place >= when[1]))
         ]
-        if not back:
+        if not back or not self.remembers:
             return []
         return [f"{self.name}: {len(back)} came back though acknowledged before a close-ok, the first {back[0]}"]
 

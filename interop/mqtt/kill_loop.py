@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from paho.mqtt.client import Client, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
@@ -32,7 +32,18 @@ from paho.mqtt.packettypes import PacketTypes
 
 from headrace.gateways.mqtt.cutter import AckRun, PacketCutter, PublishRun, Violation
 from headrace.gateways.mqtt.encoder import encode_packet
-from headrace.gateways.mqtt.packets import Connack, Connect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, QoS
+from headrace.gateways.mqtt.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    QoS,
+)
 from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import ReasonCode, Version
 from interop.amqp.kill_loop import LIFE, STARTING_SECONDS, STILLBORN, any_seed
@@ -82,10 +93,20 @@ class Report:
         )
 
 
+class Place(Protocol):
+    """Where publishers and subscribers connect to: a broker, or one node or another of a cluster."""
+
+    @property
+    def ports(self) -> dict[str, int]: ...
+
+    def restart(self) -> None:
+        """kill -9 and start again; it is ready when this returns."""
+
+
 class Story:
     """What all threads share."""
 
-    def __init__(self, broker: Broker, ledger: Ledger) -> None:
+    def __init__(self, broker: Place, ledger: Ledger) -> None:
         self.broker = broker
         self.ledger = ledger
         self.publishing = True
@@ -190,6 +211,8 @@ class Publisher(threading.Thread):
             # To a PUBREL that is repeated the identifier may be known no more, which is an answer too.
             case Pubcomp(packet_id, ReasonCode.SUCCESS | ReasonCode.PACKET_IDENTIFIER_NOT_FOUND):
                 assert self.unconfirmed.pop(packet_id) is None, "released before it was received"
+            case Disconnect():
+                raise ConnectionResetError("told to come again")
             case _:
                 raise AssertionError(f"an answer to nothing: {packet}")
 
@@ -250,9 +273,9 @@ class Subscriber(threading.Thread):
 
 
 def kill_again_and_again(
-    story: Story, publishers: list[Publisher], chance: random.Random, more: Callable[[], bool]
+    story: Story, broker: Broker, publishers: list[Publisher], chance: random.Random, more: Callable[[], bool]
 ) -> None:
-    broker, kills = story.broker, story.ledger.kills
+    kills = story.ledger.kills
 
     def kill(*, starting: bool) -> None:
         kills.append(Kill(sum(len(publisher.unconfirmed) for publisher in publishers), starting))
@@ -305,7 +328,7 @@ def run(seconds: float, seed: int, *, kills_min: int | None = None) -> Report:
             spent = time.monotonic() - begun
             return spent < seconds or (ledger.kills_under_load() < wanted and spent < seconds + LATE_SECONDS_MAX)
 
-        kill_again_and_again(story, publishers, chance, more)
+        kill_again_and_again(story, broker, publishers, chance, more)
         finish(story, publishers, readers)
     return Report(
         kills=len(ledger.kills),

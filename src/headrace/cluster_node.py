@@ -206,8 +206,10 @@ class _Node:
                 self._bound[one.name] = await _opened(one.name, where, one.open)
                 self._doors.append(one)
         await nursery.start(self.shards.run)
-        host = config.cluster.advertise
+        host, _, port = config.cluster.advertise.partition(":")
         endpoints = {name: Endpoint(host or where.host, where.port) for name, where in self._bound.items()}
+        if port:
+            endpoints[PEER] = Endpoint(host, int(port))
         await nursery.start(self.agent.run, endpoints)
         if wrong := definition_problems(config, self.agent.metadata.snapshot):
             raise ConfigError(wrong)

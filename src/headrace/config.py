@@ -5,6 +5,7 @@ together). Nothing else in the house reads a file or a variable for its settings
 Neighbours: settings.py has the order of precedence and the errors, kinds.py the ways to write a value.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -453,7 +454,9 @@ class ClusterSection:
         Flag(), "nodes show each other tls.certificate, and take those of the CAs in tls.client_ca", False
     )
     advertise: str = setting(
-        Text(blank=True), "host name at which other nodes reach this one; none: the address of the peer door", ""
+        Text(blank=True),
+        "where other nodes reach this one, as host or host:port; none: where the peer door listens",
+        "",
     )
     shards: int = setting(
         Count(1, 1024), "parts into which vhosts are divided, each with a leader of its own; of a new cluster", 3
@@ -483,6 +486,8 @@ class ClusterSection:
             found.append("cluster.node_id: missing; each node of a cluster has a number of its own, from 1 on")
         if self.secret_file is None:
             found.append("cluster.secret_file: missing; nodes prove to each other that they know the same secret")
+        if not re.fullmatch(r"([^:]+(:[0-9]{1,5})?)?", self.advertise):
+            found.append("cluster.advertise: a host, or host:port")
         if self.min_in_sync > self.replicas:
             found.append(f"cluster.min_in_sync: {self.min_in_sync} nodes cannot have what is kept on {self.replicas}")
         return found
