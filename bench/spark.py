@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCALE = float(os.environ.get("SCALE", "1"))
-ROUNDS = 4
+ROUNDS = 3
 PARTITIONS = 4
 RUN = 50
 TAGS = [f"tag{number:02}" for number in range(100)]

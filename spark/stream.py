@@ -105,7 +105,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return _moved(at, topics, ends).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        topics = subscribed(self._access(), self._options.subscription).topics
+        try:
+            topics = subscribed(self._access(), self._options.subscription).topics
+        except TopicNotFound:
+            # Whether that is an error is decided with the next batch.
+            return None
         next = {
             name: TopicOffsets(info.id, {one.partition: one.high_watermark for one in info.partitions})
             for name, info in topics.items()
@@ -140,7 +144,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def _there(self, at: Offsets) -> Mapping[str, TopicInfo]:
         """The topics of the subscription, up to the target if there is one. A loss if one that was read is gone."""
         try:
-            topics = self._target or subscribed(self._access(), self._options.subscription).topics
+            topics = self._target
+            if topics is None:
+                topics = subscribed(self._access(), self._options.subscription).topics
         except TopicNotFound:
             if self._options.fail_on_data_loss or not at.topics:
                 raise

@@ -2,8 +2,12 @@
 
 import hashlib
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pika
@@ -12,6 +16,8 @@ from paho.mqtt.client import CallbackAPIVersion
 from paho.mqtt.client import Client as MqttClient
 from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, GreaterThanOrEqual, InputPartition
 
+from headrace.core_log.errors import CorruptLog
+from headrace.spark.access import open_access
 from headrace.spark.options import InvalidOption
 from headrace.spark.source import BatchReader, HeadraceSource, TaskPartition
 from headrace.testing import EmbeddedBroker
@@ -148,6 +154,21 @@ def test_schema_of_the_user_chooses_columns(spark: "SparkSession", data: str) ->
         source.schema("offset string").load().count()
 
 
+def test_workers_run_this_python_though_nobody_had_said_so(spark: "SparkSession") -> None:
+    """PYSPARK_PYTHON was not set, and `python3` on PATH is another one."""
+
+    def which(batches: Any) -> Any:
+        import sys
+
+        import pyarrow
+
+        for _ in batches:
+            yield pyarrow.RecordBatch.from_pydict({"python": [sys.executable]})
+
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(which, "python string").collect()
+    assert row.python == sys.executable
+
+
 # -- without ---------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +224,49 @@ def test_time_that_is_pushed_leaves_out_what_is_older(data: str) -> None:
 
 def test_partition_that_spark_makes_of_nothing_reads_nothing(data: str) -> None:
     assert list(reader(data).read(InputPartition(None))) == []
+
+
+@pytest.mark.parametrize("what", ["torn", "whole"])
+def test_what_lies_above_the_watermark_is_not_read(data: str, tmp_path: Path, what: str) -> None:
+    """A tail that a crash tore, and a batch that was written and never committed."""
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    file, start, end = log_file(folder)
+    octets = file.read_bytes()
+    tail = os.urandom(5000) if what == "torn" else octets[start:end]
+    file.write_bytes(octets[:end] + tail + octets[end + len(tail) :])
+    assert offsets_of(reader(str(folder))) == list(range(COUNT))
+
+
+def test_what_is_wrong_below_the_watermark_is_an_error_and_not_an_end(data: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    file, start, end = log_file(folder)
+    octets = bytearray(file.read_bytes())
+    octets[(start + end) // 2] ^= 0xFF
+    file.write_bytes(octets)
+    for loss in ("true", "false"):
+        with pytest.raises(CorruptLog):
+            offsets_of(reader(str(folder), columns="offset,value", failOnDataLoss=loss))
+
+
+def log_file(folder: Path) -> tuple[Path, int, int]:
+    """The only segment of `orders`, and where what was committed begins and ends in it."""
+    access = open_access(path=str(folder))
+    (one,) = access.slices("orders", 0, 0, COUNT)
+    id = access.topic("orders").id
+    (file,) = (folder / "streams" / str(id)).rglob(f"{0:020}.log")
+    return file, one.position, one.end_position
+
+
+def test_executors_need_neither_trio_nor_the_broker() -> None:
+    program = (
+        "import sys, headrace.spark.source, headrace.spark.stream\n"
+        "names = ('trio', 'sqlalchemy', 'headrace.gateways', 'headrace.controller', 'headrace.delay')\n"
+        "sys.exit(', '.join(name for name in names if name in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_columns_that_there_are_not_are_refused(data: str) -> None:

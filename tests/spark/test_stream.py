@@ -167,6 +167,13 @@ def test_run_over_what_is_there_stops_at_what_was_there(log: FakeLog) -> None:
     assert len(batches) == 2
 
 
+def test_run_over_what_is_there_ends_at_once_where_nothing_is(log: FakeLog) -> None:
+    one = reader(subscribe="", subscribePattern="new.*")
+    one.prepareForTriggerAvailableNow()
+    log.add("new", (0, 5))
+    assert one.latestOffset(Offsets().to_json(), ALL) == Offsets().to_json()
+
+
 def test_progress_is_reported_against_the_newest(log: FakeLog) -> None:
     assert reader(maxOffsetsPerTrigger="1").reportLatestOffset() == at(log, 100, 50)
 
@@ -221,6 +228,7 @@ def test_topic_that_is_gone_is_an_error_or_no_news(log: FakeLog) -> None:
         reader().latestOffset(start, ALL)
     one = reader(failOnDataLoss="false")
     assert one.latestOffset(start, ALL) == Offsets().to_json()
+    assert one.reportLatestOffset() is None
 
 
 def test_retention_that_overtakes_is_an_error_or_a_gap(log: FakeLog) -> None:
