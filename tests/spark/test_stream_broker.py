@@ -10,6 +10,7 @@ import pika
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.running_broker import eventually
 
 from headrace.client import Client, Login
 from headrace.spark.access import DataLoss, NotAllowed
@@ -292,3 +293,39 @@ def test_amqp_clients_write_while_it_streams(
     connection.close()
     assert len(found) == len(set(found))
     assert set(found) == confirmed
+
+
+def test_retention_that_overtakes_a_stream_is_an_error_or_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TOKEN_TEST", "guest:guest")
+    with (
+        EmbeddedBroker(doors=("http",)) as broker,
+        Client(broker.http_url(""), Login("guest", "guest")) as client,
+    ):
+        topic = Topic(broker, client)
+        topic.publish(*"abc")
+        strict = topic.reader(startingOffsets="earliest")
+        start = strict.initialOffset()
+        end = strict.latestOffset(start, ALL)
+        strict.stop()
+        # Sealed after a day, taken after a week.
+        for value in ("later", "late"):
+            broker.clock.advance(days=8)
+            topic.publish(*(f"{value}{number}" for number in range(20)))
+
+        def firsts() -> list[int]:
+            found = client.get(f"/api/v1/topics/{topic.name}")["partition_list"]
+            return [one["first_offset"] for one in found]
+
+        eventually(lambda: all(firsts()))
+        with pytest.raises(DataLoss, match="would go on at"):
+            strict.latestOffset(start, ALL)
+        with pytest.raises(DataLoss, match="were to be read"):
+            strict.partitions(start, end)
+        lenient = topic.reader(startingOffsets="earliest", failOnDataLoss="false")
+        found = values(lenient, start, lenient.latestOffset(start, ALL))
+        assert "a" not in found
+        assert {value for value in found if value.startswith("late") and not value.startswith("later")} == {
+            f"late{number}" for number in range(20)
+        }
+        strict.stop()
+        lenient.stop()
