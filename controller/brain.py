@@ -183,7 +183,7 @@ class Brain:
             case Trust.RECOVERING:
                 self._effects.append(ToFence(member.node, number, watch.fence))
             case Trust.PROVEN:
-                self._effects.append(ToOrder(member.node, number, self.snapshot.shards[number].assignment))
+                self._order(number, self.snapshot.shards[number].assignment, {member.node})
 
     def left(self, node: int, now_s: float) -> None:
         """A session has ended, or none can be had: nobody answers there."""
@@ -625,7 +625,8 @@ class Brain:
 
     def committed(self, snapshot: Snapshot) -> None:
         """The store has what was decided (and what others wanted): it counts, and may be ordered."""
-        before, self.snapshot = self.snapshot, snapshot
+        before, known = self.snapshot, self.active
+        self.snapshot = snapshot
         for number, shard in snapshot.shards.items():
             row = shard.assignment
             old = before.shards.get(number)
@@ -637,9 +638,16 @@ class Brain:
             watch.evidence = watch.request = None
             watch.reports, watch.replies = {}, {}
             self._order(number, row, {*row.replicas, *(old.assignment.replicas if old is not None else ())})
+        for node, member in self.active.items():
+            if known.get(node) != member:
+                for number, shard in snapshot.shards.items():
+                    if node in shard.assignment.replicas and self._watches[number].trust is Trust.PROVEN:
+                        self._order(number, shard.assignment, {node})
 
     def _order(self, number: int, row: Assignment, nodes: Collection[int]) -> None:
-        self._effects += [ToOrder(node, number, row) for node in sorted(nodes) if node in self._sessions]
+        # Not to a life that is not registered: the row may name another one, on another disk (C4, E6).
+        active = self.active
+        self._effects += [ToOrder(node, number, row) for node in sorted(nodes) if node in active]
 
     def _note(self, text: str) -> None:
         self._effects.append(Note(text))

@@ -157,6 +157,28 @@ def test_e6_an_empty_disk_leaves_every_set_in_the_transaction_that_registers_it(
     assert term.row().isr == copies(ONE, TWO)
 
 
+def test_c4_a_disk_that_came_back_empty_in_a_life_of_the_same_number_is_never_ordered_to_lead() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.brain.left(1, 0.0)
+    term.take()
+    wiped = member(1, ROW.leader_incarnation, disk=11)
+    term.join(wiped)
+    assert not orders(term.take()), "the row still names its former life"
+    term.settle()
+    assert term.row().leader == 2 and term.row().isr == copies(TWO, THREE)
+    told = [order for order in orders(term.take()) if order.node == 1]
+    assert told and all(order.assignment.leader != 1 for order in told)
+
+
+def test_c4_nor_when_the_row_is_proven_by_others_after_it_came() -> None:
+    term = Term(stored(ROW))
+    term.join(member(1, ROW.leader_incarnation, disk=11), TWO, THREE)
+    term.report(TWO)
+    term.report(THREE)
+    assert {order.node for order in orders(term.take())} == {2, 3}
+
+
 def test_what_is_not_sure_of_its_records_leaves_every_set_too() -> None:
     term = Term(stored(ROW))
     term.prove(ONE, TWO)
