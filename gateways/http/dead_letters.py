@@ -62,7 +62,8 @@ class OriginOut(Answer, frozen=True, kw_only=True):
 
 class DeadLetterOut(Answer, frozen=True, kw_only=True):
     id: Annotated[str, Meta(description="stream/partition/offset of where it lies; names it to a redrive")]
-    died_in: Annotated[str, Meta(description="the queue it died in last")]
+    died_in: Annotated[str, Meta(description="the queue or consumer group it died in last")]
+    kind: Annotated[Literal["queue", "group"], Meta(description="which of the two")]
     reason: str
     died_at: str
     attempts: int
@@ -199,6 +200,7 @@ def _out(
     return DeadLetterOut(
         id="/".join(map(str, place)),
         died_in=plain_text(letter.queue),
+        kind="group" if letter.is_of_group else "queue",
         reason=plain_text(letter.reason),
         died_at=time_text(letter.died_us),
         attempts=letter.attempts,

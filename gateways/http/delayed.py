@@ -12,6 +12,7 @@ from msgspec import Meta, field
 from headrace.controller.errors import NotFound
 from headrace.delay.parked import DelayRefused, Outcome, Pending
 from headrace.gateways.delivery.access import Operation as Right
+from headrace.gateways.delivery.consumer_groups_journal import GroupName
 from headrace.gateways.delivery.delayed_duty import Duty, DutyKind, decode_duty, encode_duty
 from headrace.gateways.delivery.delayed_when import DELAY, DELIVER_AT, due_us_of
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
@@ -29,7 +30,7 @@ LIMIT_MAX = 1000
 PAGES_MAX = 20
 _MS_MAX = 2**53
 
-Kind = Literal["publish", "retry", "schedule", "topic"]
+Kind = Literal["publish", "retry", "schedule", "topic", "group"]
 
 
 class MessagePath(Parameters, frozen=True, kw_only=True):
@@ -41,7 +42,9 @@ class ListQuery(Parameters, frozen=True, kw_only=True):
     name: Annotated[
         str | None, Meta(description="the exchange they are for (`amq.default` for the default exchange)")
     ] = None
-    kind: Annotated[Kind, Meta(description="with `name`: publish for an exchange, retry for a queue")] = "publish"
+    kind: Annotated[Kind, Meta(description="with `name`: publish for an exchange, retry for a queue, or group")] = (
+        "publish"
+    )
     key: Annotated[str | None, Meta(description="with this routing key, or MQTT's topic as a key")] = None
     key_encoding: Encoding = "text"
     tag: str | None = None
@@ -117,14 +120,25 @@ def _kind(duty: Duty) -> Any:
     return duty.kind.name.lower()
 
 
-def _may(visitor: Visitor, right: Right, duty: Duty) -> bool:
+def _resource(door: "HttpDoor", duty: Duty) -> str | None:
+    """Whose rights are asked for: of what returns to a consumer group, those of the topic it failed in."""
+    if duty.kind is not DutyKind.GROUP:
+        return duty.name
+    stream = door.groups.retries.stream_for(duty)
+    place = None if stream is None else door.group_topics.maybe_place(door.groups.retries.origin_of(stream))
+    return None if place is None else place.name
+
+
+def _may(door: "HttpDoor", visitor: Visitor, right: Right, duty: Duty) -> bool:
     # Runs of schedules are seen elsewhere.
-    return duty.kind is not DutyKind.SCHEDULE and visitor.may(right, duty.vhost, duty.name)
+    if duty.kind is DutyKind.SCHEDULE or (name := _resource(door, duty)) is None:
+        return False
+    return visitor.may(right, duty.vhost, name)
 
 
 def _may_count(door: "HttpDoor", visitor: Visitor, duty: Duty) -> bool:
     if duty.kind is not DutyKind.SCHEDULE:
-        return _may(visitor, Right.READ, duty)
+        return _may(door, visitor, Right.READ, duty)
     try:
         schedule = door.schedules.get(duty.vhost, duty.name)
     except NotFound:
@@ -192,15 +206,16 @@ async def count_delayed(call: Call[Parameters, Parameters, None]) -> Reply:
 
 async def list_delayed(call: Call[Parameters, ListQuery, None]) -> Reply:
     query, visitor = call.query, call.visitor
-    target = None
+    wanted: list[bytes] = []
     if query.name is not None:
         visitor.require_vhost(query.vhost)
         name = "" if query.name == "amq.default" else query.name
-        if query.kind == "retry":
-            target = _retry_target(call.door, query.vhost, name)
-        else:
-            target = encode_duty(Duty(DutyKind[query.kind.upper()], query.vhost, name))
-        visitor.require(Right.READ, query.vhost, name)
+        wanted = _targets(call.door, query.kind, query.vhost, name)
+        if query.kind != "group":
+            visitor.require(Right.READ, query.vhost, name)
+        elif not wanted:
+            # Nothing of the group ever failed.
+            return Reply(DelayedPage(messages=[], cursor=None))
     try:
         key = None if query.key is None else octets(query.key, query.key_encoding)
     except ValueError as error:
@@ -211,7 +226,7 @@ async def list_delayed(call: Call[Parameters, ListQuery, None]) -> Reply:
         page = await call.door.broker.delayed.delays.list(
             after=cursor,
             limit=query.limit - len(found),
-            target=target,
+            target=wanted[0] if len(wanted) == 1 else None,
             key=key,
             tag=query.tag,
             due_from_us=_time_us("from", query.from_),
@@ -221,25 +236,33 @@ async def list_delayed(call: Call[Parameters, ListQuery, None]) -> Reply:
         found += [
             _shown(call.door, one, base64=query.encoding == "base64")
             for one in page.records
-            if _may(visitor, Right.READ, decode_duty(one.target))
+            if (not wanted or one.target in wanted) and _may(call.door, visitor, Right.READ, decode_duty(one.target))
         ]
         if cursor is None or len(found) >= query.limit:
             break
     return Reply(DelayedPage(messages=found, cursor=cursor))
 
 
-def _retry_target(door: "HttpDoor", vhost: str, name: str) -> bytes:
-    queue = door.broker.vhosts[vhost].queue(name)
-    return encode_duty(Duty(DutyKind.RETRY, vhost, name, queue.view_id))
+def _targets(door: "HttpDoor", kind: Kind, vhost: str, name: str) -> list[bytes]:
+    """What is parked for something is parked as one of these. Raises NotFound."""
+    match kind:
+        case "retry":
+            return [encode_duty(Duty(DutyKind.RETRY, vhost, name, door.broker.vhosts[vhost].queue(name).view_id))]
+        case "group":
+            group = GroupName(vhost, name)
+            if group not in door.groups.groups:
+                raise NotFound(f"no consumer group '{name}' in vhost '{vhost}'")
+            return [encode_duty(duty) for duty in door.groups.retries.duties(group).values()]
+    return [encode_duty(Duty(DutyKind[kind.upper()], vhost, name))]
 
 
 async def _check_may_change(call: Call[MessagePath, Any, Any]) -> None:
     """All that is pending under the id. What this user may not see is not there."""
     for target in await call.door.broker.delayed.delays.targets(_id(call.path.id)):
         duty = decode_duty(target)
-        if not _may(call.visitor, Right.READ, duty):
+        if not _may(call.door, call.visitor, Right.READ, duty):
             raise _unknown(call.path.id)
-        call.visitor.require(Right.WRITE, duty.vhost, duty.name)
+        call.visitor.require(Right.WRITE, duty.vhost, _resource(call.door, duty) or "")
 
 
 def _id(text: str) -> bytes:
@@ -252,7 +275,7 @@ def _unknown(text: str) -> Problem:
 
 async def inspect_delayed(call: Call[MessagePath, Parameters, None]) -> Reply:
     one = await call.door.broker.delayed.delays.inspect(_id(call.path.id))
-    if one is None or not _may(call.visitor, Right.READ, decode_duty(one.target)):
+    if one is None or not _may(call.door, call.visitor, Right.READ, decode_duty(one.target)):
         raise _unknown(call.path.id)
     return Reply(_shown(call.door, one, base64=False))
 

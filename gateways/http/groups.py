@@ -1,9 +1,11 @@
-"""Consumer groups over HTTP: join, heartbeat, leave, poll, commit, reset, lag. Driver.
+"""Consumer groups over HTTP: settings, join, heartbeat, leave, poll, commit, reset, lag. Driver.
 
 A member says with each request which generation it has acted upon; what it is told to give up it stops reading,
 commits, and gives up by naming the generation that told it so. The loop of a simple client is: poll, work, commit
 `positions`, poll again with the generation of the answer. `{group}` is a group of vhost `/`, or `vhost|group`; it reads
-topics of its own vhost, and everything here asks for the right to read them. Neighbours:
+topics of its own vhost, and everything here asks for the right to read them. What failed and has come back is shown as
+the topic `<group>.retry`, with a partition for each topic that something failed in, and may be read by who may read it.
+To set a group up, or to delete it, asks for the right to configure its name. Neighbours:
 gateways/delivery/consumer_groups_coordinator.py does the work.
 """
 
@@ -11,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import trio
-from msgspec import Meta
+from msgspec import Meta, field
 from msgspec.structs import asdict
 
 from headrace.controller.entities import PARTITIONS_MAX
@@ -20,14 +22,18 @@ from headrace.core_log.errors import HeadraceError
 from headrace.core_log.ids import StreamId
 from headrace.core_log.record import Gap, RecordBatch
 from headrace.gateways.delivery.access import Operation as Right
-from headrace.gateways.delivery.consumer_groups import ConsumerGroup, Member, Standing, Start
+from headrace.gateways.delivery.consumer_groups import ConsumerGroup, GroupSettings, Member, Standing, Start
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
 from headrace.gateways.delivery.consumer_groups_coordinator import Polled, Progress
 from headrace.gateways.delivery.consumer_groups_journal import GroupName
-from headrace.gateways.delivery.topics import DEFAULT_VHOST, Place, TopicKind, parse_name
+from headrace.gateways.delivery.consumer_groups_retries import RETRY_END
+from headrace.gateways.delivery.relocation import ORIGIN_OFFSET, ORIGIN_PARTITION
+from headrace.gateways.delivery.retry import DELAY_MAX_MS, DELAY_MS, Backoff, RetryPolicy, attempt_of, attempts_in
+from headrace.gateways.delivery.topics import DEFAULT_VHOST, Place, TopicKind, TopicName, parse_name
+from headrace.gateways.delivery.transfers import DEAD_LETTER_END
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem
-from headrace.gateways.http.records import Message, filter_of, shown, time_us_of
+from headrace.gateways.http.records import Message, filter_of, shown, time_text, time_us_of
 from headrace.gateways.http.visitor import Visitor
 
 if TYPE_CHECKING:
@@ -37,6 +43,8 @@ PATH = "/api/v1/consumer-groups"
 NAME_BYTES_MAX = 255
 
 INTEGER_MAX = 2**53
+# It stands between others in a header, and in the bindings of exchanges that sort by it.
+REASON_PATTERN = "^[A-Za-z0-9_.:-]{1,64}$"
 
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 Generation = Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="the last one that the member has acted upon")]
@@ -62,6 +70,15 @@ class Position(Body, frozen=True, kw_only=True):
     topic: str
     partition: Number
     offset: Offset
+
+
+class FailedMessage(Position, frozen=True, kw_only=True):
+    reason: Annotated[
+        str,
+        Meta(
+            pattern=REASON_PATTERN, description="a word that says why: `x-reason` of the next attempt, or of the dead"
+        ),
+    ] = "rejected"
 
 
 class Assigned(Answer, frozen=True, kw_only=True):
@@ -112,8 +129,24 @@ class PollQuery(Parameters, frozen=True, kw_only=True):
     filter: Annotated[str | None, Meta(description="a tag expression: `eu || (vip && !test)`")] = None
 
 
+class FailedAttempt(Answer, frozen=True, kw_only=True):
+    failed_at: str
+    reason: str
+
+
+class Retried(Answer, frozen=True, kw_only=True):
+    """Of a message that has failed before: which attempt this is, and where it was first."""
+
+    attempt: int
+    topic: str
+    partition: int
+    offset: int
+    history: Annotated[list[FailedAttempt], Meta(description="the attempts that failed, the first first")]
+
+
 class PolledMessage(Message, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
+    retried: Retried | None = None
 
 
 class Hole(Answer, frozen=True, kw_only=True):
@@ -141,6 +174,10 @@ class Commit(Body, frozen=True, kw_only=True):
         str | None, Meta(description="without it: of somebody who is no member, where no member reads")
     ] = None
     generation: Generation | None = None
+    failed: Annotated[
+        list[FailedMessage],
+        Meta(description="messages that this commit passes and that failed: they are tried again, or dead"),
+    ] = field(default_factory=list)
 
 
 class Committed(Answer, frozen=True, kw_only=True):
@@ -180,6 +217,34 @@ class ResetDone(Answer, frozen=True, kw_only=True):
     offsets: list[Moved]
 
 
+class Settings(Body, frozen=True, kw_only=True):
+    """A retry policy, as of a queue: x-retry-max and the others. Without `retry_max` there is none."""
+
+    retry_max: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31)] | None, Meta(description="attempts after the first; 0: dead at once")
+    ] = None
+    retry_backoff: Literal["fixed", "exponential", "levels"] = "exponential"
+    retry_delay_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=INTEGER_MAX)] | None, Meta(description="1 s unless given; not with levels")
+    ] = None
+    retry_delay_max_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=INTEGER_MAX)] | None, Meta(description="of exponential, 1 h unless given")
+    ] = None
+    retry_jitter: bool = False
+    dead_letter_exchange: Annotated[
+        str | None, Meta(description="for what failed its last attempt; else, or if it leads nowhere, `<group>.dlq`")
+    ] = None
+
+
+class SettingsOut(Answer, frozen=True, kw_only=True):
+    retry_max: int | None
+    retry_backoff: str
+    retry_delay_ms: int
+    retry_delay_max_ms: int
+    retry_jitter: bool
+    dead_letter_exchange: str | None
+
+
 class GroupSummary(Answer, frozen=True, kw_only=True):
     group: str
     vhost: str
@@ -215,6 +280,8 @@ class GroupProgress(Answer, frozen=True, kw_only=True):
 
 
 class GroupDescription(GroupSummary, frozen=True, kw_only=True):
+    settings: SettingsOut
+    waiting: Annotated[int, Meta(description="messages that failed and wait for another attempt")]
     members: list[GroupMember]
     partitions: list[GroupProgress]
 
@@ -251,13 +318,43 @@ class _Asked:
 
     def place(self, topic: str) -> Place:
         """Raises Problem for what may not be read, NotFound for what is not there."""
-        asked = parse_name(topic)
-        if asked.vhost != self.name.vhost:
-            raise Problem(Code.INVALID, f"'{topic}' is in vhost '{asked.vhost}', and the group in '{self.name.vhost}'")
+        asked = self._parsed(topic)
         self._visitor.require(Right.READ, asked.vhost, asked.name)
         place = self.door.topics.resolve(asked)
         self.door.group_topics.note(place)
         return place
+
+    def _parsed(self, topic: str) -> TopicName:
+        asked = parse_name(topic)
+        if asked.vhost != self.name.vhost:
+            raise Problem(Code.INVALID, f"'{topic}' is in vhost '{asked.vhost}', and the group in '{self.name.vhost}'")
+        return asked
+
+    def slot(self, topic: str, partition: int) -> Slot:
+        """Raises as `place` does. The group's own topic is what came back to it."""
+        if self._parsed(topic).name == self.name.name + RETRY_END:
+            for origin, one in self.group().returns.items():
+                if one.number == partition:
+                    place = self.door.group_topics.maybe_place(origin)
+                    if place is not None:
+                        self._visitor.require(Right.READ, place.vhost, place.name)
+                        return Slot(one.stream, 0)
+        return Slot(self.place(topic).stream_id, partition)
+
+    def is_own(self, topic: str) -> bool:
+        """It is what comes back to this group."""
+        return self._parsed(topic).name == self.name.name + RETRY_END and bool(
+            self.groups.groups.get(self.name, ConsumerGroup()).returns
+        )
+
+    def shown(self, slot: Slot) -> tuple[str, int]:
+        """Topic and partition, as members know them."""
+        topic = self.maybe_topic(slot.stream) or str(slot.stream)
+        origin = self.groups.retries.origin_of(slot.stream)
+        if origin == slot.stream:
+            return topic, slot.partition
+        found = self.group().returns.get(origin)
+        return topic, slot.partition if found is None else found.number
 
     def streams(self, topics: Iterable[str]) -> frozenset[StreamId]:
         return frozenset(self.place(topic).stream_id for topic in topics)
@@ -265,22 +362,30 @@ class _Asked:
     def slots(self, positions: Iterable[Position]) -> dict[Slot, int]:
         found: dict[Slot, int] = {}
         for one in positions:
-            slot = Slot(self.place(one.topic).stream_id, one.partition)
+            slot = self.slot(one.topic, one.partition)
             if slot in found:
                 raise Problem(Code.INVALID, f"partition {one.partition} of '{one.topic}' is named twice")
             found[slot] = one.offset
         return found
 
+    def failures(self, messages: Iterable[FailedMessage]) -> dict[Slot, dict[int, str]]:
+        found: dict[Slot, dict[int, str]] = {}
+        for one in messages:
+            reasons = found.setdefault(self.slot(one.topic, one.partition), {})
+            if one.offset in reasons:
+                raise Problem(Code.INVALID, f"offset {one.offset} of '{one.topic}' is named twice")
+            reasons[one.offset] = one.reason
+        return found
+
     def maybe_topic(self, stream: StreamId) -> str | None:
-        """Its name, if it is there and the visitor may read it."""
-        place = self.door.group_topics.maybe_place(stream)
+        """Its name, if it is there and the visitor may read it: of what came back, the topic it failed in."""
+        origin = self.groups.retries.origin_of(stream)
+        place = self.door.group_topics.maybe_place(origin)
         if place is None or not self._visitor.may(Right.READ, place.vhost, place.name):
             return None
-        return place.public_name
-
-    def topic(self, stream: StreamId) -> str:
-        """Of what a member holds; the right to it may have been taken away since."""
-        return self.maybe_topic(stream) or str(stream)
+        return (
+            place.public_name if origin == stream else _public(GroupName(self.name.vhost, self.name.name + RETRY_END))
+        )
 
     def require_rights(self, member_id: str) -> None:
         """What a member asked for once it must still be allowed to read."""
@@ -291,9 +396,12 @@ class _Asked:
             if place is not None:
                 self._visitor.require(Right.READ, place.vhost, place.name)
 
+    def require_configure(self) -> None:
+        self._visitor.require(Right.CONFIGURE, self.name.vhost, self.name.name)
+
     def reader_of_keys(self, stream: StreamId) -> Callable[[bytes], bool] | None:
         """On a topic exchange a topic permission narrows the keys that somebody may read; None: it is none."""
-        place = self.door.group_topics.maybe_place(stream)
+        place = self.door.group_topics.maybe_place(self.groups.retries.origin_of(stream))
         if place is None or place.kind is not TopicKind.EXCHANGE:
             return None
         exchange = self.door.broker.vhosts[place.vhost].router.exchange(place.name)
@@ -351,20 +459,17 @@ def _told(asked: _Asked, member_id: str, standing: Standing) -> dict[str, Any]:
         "member_id": member_id,
         "generation": standing.generation,
         "assignment": [
-            Assigned(
-                topic=asked.topic(slot.stream),
-                partition=slot.partition,
-                generation=since,
-                offset=committed[slot].offset,
-            )
+            Assigned(topic=topic, partition=partition, generation=since, offset=committed[slot].offset)
             for slot, since in standing.holds
+            for topic, partition in [asked.shown(slot)]
         ],
         "give_up": [_partition(asked, slot) for slot in standing.give_up],
     }
 
 
 def _partition(asked: _Asked, slot: Slot) -> GroupPartition:
-    return GroupPartition(topic=asked.topic(slot.stream), partition=slot.partition)
+    topic, partition = asked.shown(slot)
+    return GroupPartition(topic=topic, partition=partition)
 
 
 # -- polling ----------------------------------------------------------------------------------------------------
@@ -426,27 +531,34 @@ def _polled(asked: _Asked, member_id: str, polled: Polled) -> Poll:
     return Poll(
         **_told(asked, member_id, polled.standing),
         poll=polled.number,
-        messages=[
-            PolledMessage(
-                topic=asked.topic(slot.stream), **asdict(shown(asked.door.words, slot.partition, batch, index))
-            )
-            for slot, batch, index in polled.records
-        ],
+        messages=[_message(asked, *one) for one in polled.records],
         gaps=[
-            Hole(
-                topic=asked.topic(slot.stream),
-                partition=slot.partition,
-                offset=offset,
-                next_offset=next_offset,
-                reason=_reason(reason),
-            )
+            Hole(topic=topic, partition=partition, offset=offset, next_offset=next_offset, reason=_reason(reason))
             for slot, offset, next_offset, reason in polled.missing
+            for topic, partition in [asked.shown(slot)]
         ],
         positions=[
-            Position(topic=asked.topic(slot.stream), partition=slot.partition, offset=place.offset)
+            Position(topic=topic, partition=partition, offset=place.offset)
             for slot, place in sorted(polled.places.items())
+            for topic, partition in [asked.shown(slot)]
         ],
     )
+
+
+def _message(asked: _Asked, slot: Slot, batch: RecordBatch, index: int) -> PolledMessage:
+    topic, partition = asked.shown(slot)
+    retried = None
+    if batch.headers is not None and asked.groups.retries.is_own(slot.stream):
+        notes = dict(batch.headers[index])
+        origin = Slot(asked.groups.retries.origin_of(slot.stream), int(notes[ORIGIN_PARTITION]))
+        retried = Retried(
+            attempt=attempt_of(batch.headers[index]),
+            topic=asked.shown(origin)[0],
+            partition=origin.partition,
+            offset=int(notes[ORIGIN_OFFSET]),
+            history=[FailedAttempt(failed_at=time_text(when), reason=why) for when, why in attempts_in(notes)],
+        )
+    return PolledMessage(topic=topic, retried=retried, **asdict(shown(asked.door.words, partition, batch, index)))
 
 
 def _reason(reason: Gap | None) -> str:
@@ -463,12 +575,19 @@ async def commit_offsets(call: Call[GroupPath, Parameters, Commit]) -> Reply:
     if body.member_id is None:
         if body.generation is not None:
             raise Problem(Code.INVALID, "a generation belongs to a member: name its id too")
+        if body.failed:
+            raise Problem(Code.INVALID, "only a member can say that messages have failed: name its id too")
         await asked.groups.commit_from_outside(asked.name, offsets)
     else:
         if body.generation is None:
             raise Problem(Code.INVALID, "a member commits with the generation that it has acted upon")
         await asked.groups.commit(
-            asked.name, offsets, member_id=body.member_id, user=asked.user, generation=body.generation
+            asked.name,
+            offsets,
+            member_id=body.member_id,
+            user=asked.user,
+            generation=body.generation,
+            failed=asked.failures(body.failed),
         )
     return Reply(Committed(generation=asked.group().generation, offsets=body.offsets))
 
@@ -478,6 +597,8 @@ async def reset_offsets(call: Call[GroupPath, Parameters, Reset]) -> Reply:
     body = call.body
     if sum(one is not None for one in (body.to, body.offset, body.timestamp)) != 1:
         raise Problem(Code.INVALID, "one of `to`, `offset` and `timestamp` says where to go on")
+    if asked.is_own(body.topic):
+        raise Problem(Code.REFUSED, "what came back to the group is not reset: dead letters are redriven")
     place = asked.place(body.topic)
     count = call.door.topics.partition_count(place)
     numbers = range(count) if body.partition is None else [body.partition]
@@ -516,6 +637,66 @@ def _wanted(call: Call[GroupPath, Parameters, Reset], place: Place, number: int)
             return end
 
 
+# -- settings ---------------------------------------------------------------------------------------------------
+
+
+async def configure_group(call: Call[GroupPath, Parameters, Settings]) -> Reply:
+    """The whole of it: what is left out is as if it was never given."""
+    asked, body = _asked(call), call.body
+    asked.require_configure()
+    if body.dead_letter_exchange is not None:
+        call.visitor.require(Right.WRITE, asked.name.vhost, body.dead_letter_exchange)
+        if call.door.broker.vhosts[asked.name.vhost].router.exchange(body.dead_letter_exchange) is None:
+            raise NotFound(f"no exchange '{body.dead_letter_exchange}' in vhost '{asked.name.vhost}'")
+    elif body.retry_max is not None:
+        # The broker makes it when it is first needed.
+        call.visitor.require(Right.CONFIGURE, asked.name.vhost, asked.name.name + DEAD_LETTER_END)
+    settings = GroupSettings(
+        _policy(body, call.door.broker.delayed.config.delay_s_max * 1000), body.dead_letter_exchange
+    )
+    is_new = await asked.groups.configure(asked.name, settings)
+    return Reply(_settings(settings), status=201 if is_new else 200)
+
+
+def _policy(body: Settings, delay_max_ms: int) -> RetryPolicy | None:
+    given = (body.retry_delay_ms, body.retry_delay_max_ms)
+    if body.retry_max is None:
+        if any(one is not None for one in given) or body.retry_jitter or body.dead_letter_exchange is not None:
+            raise Problem(Code.INVALID, "without retry_max there is no policy that the rest could belong to")
+        return None
+    if body.retry_backoff == "levels" and any(one is not None for one in given):
+        raise Problem(Code.INVALID, "levels have delays of their own, retry_delay_* sets others")
+    delay_ms = DELAY_MS if body.retry_delay_ms is None else body.retry_delay_ms
+    longest_ms = max(DELAY_MAX_MS, delay_ms) if body.retry_delay_max_ms is None else body.retry_delay_max_ms
+    if longest_ms < delay_ms:
+        raise Problem(Code.INVALID, f"retry_delay_max_ms: {longest_ms} is less than the delay of {delay_ms}")
+    if max(delay_ms, longest_ms) > delay_max_ms:
+        raise Problem(
+            Code.INVALID, f"a delay of {max(delay_ms, longest_ms)} ms is more than the {delay_max_ms} that can be kept"
+        )
+    return RetryPolicy(body.retry_max, Backoff(body.retry_backoff), delay_ms, longest_ms, body.retry_jitter)
+
+
+def _settings(settings: GroupSettings) -> SettingsOut:
+    retry = settings.retry or RetryPolicy(0)
+    return SettingsOut(
+        retry_max=None if settings.retry is None else retry.retries_max,
+        retry_backoff=retry.backoff.value,
+        retry_delay_ms=retry.delay_ms,
+        retry_delay_max_ms=retry.delay_max_ms,
+        retry_jitter=retry.jitter,
+        dead_letter_exchange=settings.dead_letter_exchange,
+    )
+
+
+async def delete_group(call: Call[GroupPath, Parameters, None]) -> Reply:
+    asked = _asked(call)
+    asked.require_configure()
+    asked.group()
+    await asked.groups.delete(asked.name, by=asked.user)
+    return Reply(status=204)
+
+
 # -- looking ----------------------------------------------------------------------------------------------------
 
 
@@ -540,11 +721,13 @@ async def get_group(call: Call[GroupPath, Parameters, None]) -> Reply:
     return Reply(
         GroupDescription(
             **_summary(asked, group, progress),
+            settings=_settings(group.settings),
+            waiting=asked.groups.retries.waiting_count(asked.name),
             members=[_member(asked, group, one) for one in group.members.values()],
             partitions=[
                 GroupProgress(
                     topic=topic,
-                    partition=one.slot.partition,
+                    partition=asked.shown(one.slot)[1],
                     committed=one.committed,
                     first_offset=one.log_start,
                     end_offset=one.end,
@@ -611,6 +794,28 @@ def operations() -> list[Operation]:
             problems=(Code.NOT_FOUND,),
         ),
         Operation(
+            "PUT",
+            f"{PATH}/{{group}}",
+            configure_group,
+            "Set a group up",
+            "A retry policy for what its members fail with. The group is made if it is not there, and stays until "
+            "somebody deletes it.",
+            parameters=GroupPath,
+            body=Settings,
+            answers={200: SettingsOut, 201: SettingsOut},
+            problems=(Code.NOT_FOUND, Code.INVALID, Code.REFUSED),
+        ),
+        Operation(
+            "DELETE",
+            f"{PATH}/{{group}}",
+            delete_group,
+            "Delete a group without members",
+            "With its offsets and whatever waits to come back to it; not with its dead letters.",
+            parameters=GroupPath,
+            answers={204: None},
+            problems=(Code.NOT_FOUND, Code.IN_USE),
+        ),
+        Operation(
             "POST",
             f"{PATH}/{{group}}/members",
             join_group,
@@ -661,7 +866,8 @@ def operations() -> list[Operation]:
             f"{PATH}/{{group}}/offsets",
             commit_offsets,
             "Commit offsets",
-            "The offset of the next message that the group has not done with. All of them or none.",
+            "The offset of the next message that the group has not done with, and what failed of those before it. "
+            "All of them or none.",
             parameters=GroupPath,
             body=Commit,
             answers={200: Committed},

@@ -324,6 +324,14 @@ def _of_groups(door: "HttpDoor", groups: Sequence[GroupCounts]) -> Iterator[Metr
     yield lag
     text = "Offsets that retention took before a consumer group had read them"
     yield _counter("consumer_group_lost_offsets", text, door.groups.lost_count)
+    retries = door.groups.retries
+    for name, text, count in (
+        ("retries", "Messages that members failed with and that are tried again", retries.retried_count),
+        ("dead_letters", "Messages that members failed with for the last time", retries.dead_count),
+        ("returned", "Messages that have come back to their group", retries.returned_count),
+        ("retries_dropped", "Failed messages whose group or topic was gone", retries.dropped_count),
+    ):
+        yield _counter(f"consumer_group_{name}", text, count)
 
 
 def _of_mqtt(counts: Sequence[MqttCounts]) -> Iterator[Metric]:

@@ -90,7 +90,7 @@ def test_rescheduled_to_now_it_is_delivered(headrace: Headrace, queue: str) -> N
         (("reschedule", "x", "--at", "2999-01-01T00:00:00"), "with its zone"),
         (("list", "--until", "soon"), "RFC 3339"),
         (("list", "--since", "soon"), "RFC 3339"),
-        (("list", "--exchange", "a", "--queue", "b"), "cannot both be given"),
+        (("list", "--exchange", "a", "--queue", "b"), "only one of --exchange, --queue and --group"),
         (("cancel", "x"), "say --yes"),
     ],
 )

@@ -83,3 +83,33 @@ def test_reset_asks_first(headrace: Headrace, topic: str) -> None:
     assert result.exit_code == 2
     assert "say --yes" in result.stderr
     assert headrace.json("groups", "describe", topic)["lag"] == 0
+
+
+def test_retry_policy_is_set_shown_and_taken_away(headrace: Headrace, topic: str) -> None:
+    policy = ("--retry-max", 3, "--retry-delay", "500ms", "--retry-jitter")
+    assert "retry: 3 times, exponential from 500 ms to 3600000 ms, with jitter" in headrace.ok(
+        "groups", "configure", topic, *policy
+    )
+    assert "3 times, exponential" in headrace.ok("groups", "describe", topic)
+    assert headrace.json("groups", "describe", topic)["settings"]["retry_max"] == 3
+    assert headrace.json("groups", "configure", topic, "--no-retry")["retry_max"] is None
+    assert headrace("groups", "configure", topic).exit_code == 2
+    assert headrace("groups", "configure", topic, "--retry-max", 1, "--no-retry").exit_code == 2
+
+
+def test_what_waits_for_a_group_is_listed_and_goes_with_it(headrace: Headrace, topic: str) -> None:
+    headrace.ok("groups", "configure", topic, "--retry-max", 1, "--retry-backoff", "fixed", "--retry-delay", "1h")
+    joined = ask(headrace, "POST", topic, "members", body={"topics": [topic]})
+    position = {"topic": topic, "partition": 0}
+    body = {"offsets": [position | {"offset": 3}], "failed": [position | {"offset": 1, "reason": "timeout"}]}
+    who = {"member_id": joined["member_id"], "generation": joined["generation"]}
+    ask(headrace, "POST", topic, "offsets", body=body | who)
+    while headrace.json("groups", "describe", topic)["waiting"] == 0:
+        pass
+    assert topic in headrace.ok("delayed", "list", "--group", topic)
+    with pytest.raises(Answered, match="members"):
+        headrace("groups", "delete", topic, "--yes")
+    ask(headrace, "DELETE", topic, "members", joined["member_id"])
+    assert "is deleted" in headrace.ok("groups", "delete", topic, "--yes")
+    with pytest.raises(Answered, match="no consumer group"):
+        headrace("groups", "describe", topic)

@@ -9,7 +9,7 @@ PAGE = 500
 
 
 @click.command("audit")
-@click.option("--kind", help="Only of this kind: redrive, group-reset.")
+@click.option("--kind", help="Only of this kind: redrive, group-reset, group-delete.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="So many at most.")
 @asks
 def audit(broker: Broker, kind: str | None, limit: int) -> None:

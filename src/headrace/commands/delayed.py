@@ -42,7 +42,8 @@ def count_delayed(broker: Broker) -> None:
 @delayed.command("list")
 @click.option("--exchange", help="Only for this exchange; amq.default for the default one.")
 @click.option("--queue", help="Only what returns to this queue (retries).")
-@click.option("--vhost", default="/", show_default=True, help="The vhost of --exchange or --queue.")
+@click.option("--group", help="Only what returns to this consumer group (retries).")
+@click.option("--vhost", default="/", show_default=True, help="The vhost of --exchange, --queue or --group.")
 @click.option("--key", help="Only with this routing key.")
 @click.option("--tag", help="Only with this tag.")
 @click.option(
@@ -55,16 +56,19 @@ def list_delayed(
     broker: Broker,
     exchange: str | None,
     queue: str | None,
+    group: str | None,
     vhost: str,
     since: str | None,
     limit: int,
     **more: str | None,
 ) -> None:
     """List pending messages, the next to be due first. With --json one a line."""
-    if exchange is not None and queue is not None:
-        raise click.UsageError("--exchange and --queue cannot both be given")
-    query: Json = {"vhost": vhost, "name": exchange if queue is None else queue, "from": since} | more
-    query["kind"] = None if queue is None else "retry"
+    named = {"publish": exchange, "retry": queue, "group": group}
+    chosen = [(kind, name) for kind, name in named.items() if name is not None]
+    if len(chosen) > 1:
+        raise click.UsageError("only one of --exchange, --queue and --group can be given")
+    kind, name = chosen[0] if chosen else (None, None)
+    query: Json = {"vhost": vhost, "name": name, "kind": kind, "from": since} | more
     rows: list[Json] = []
     while len(rows) < limit:
         page = broker.get(path("delayed", "messages"), query | {"limit": min(limit - len(rows), PAGE)})
