@@ -43,6 +43,8 @@ LATE_SECONDS = 20
 HOUR_US = 3600 * 1_000_000
 MONTH_US = 30 * 24 * HOUR_US
 TARGET = b"orders"
+# Longer steps of the loop are told of as they happen.
+STEP_S = 0.01
 
 
 class Goal:
@@ -251,6 +253,8 @@ class Steps(trio.abc.Instrument):
         # What the bench itself does is not the engine's.
         if spent > self.longest_s and "child" not in task.name:
             self.longest_s, self.whose = spent, task.name
+            if spent > STEP_S:
+                print(f"{task.name} kept the loop for {spent * 1000:.1f} ms", file=sys.stderr, flush=True)
 
 
 class Child:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from headrace.core_log import allocator
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.log import PartitionLog, SyncJob
 from headrace.delay.bodies import Integers
@@ -168,6 +169,7 @@ class Sorter:
             self._give_up(one)
             raise
         self._passes.remove(one)
+        await engine.env.worker.run(allocator.trim)
 
     async def _sync(self, passes: list[_Pass]) -> None:
         """Make what these wrote safe, apart from the committer: fifty files must not hold up those who publish.
