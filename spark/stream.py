@@ -67,18 +67,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
-            found = initial_offsets(self._access(), self._options)
-            if self._options.cursor is not None:
-                found = self._kept_by().begin(self._options.cursor, found)
-            elif not self._is_kept():
-                warnings.warn(
-                    "this stream starts at latest or at a time, and nobody keeps where that is: should its first batch "
-                    "fail, a restart fails too; give it a 'cursor', or start it with headrace.spark.stream_start",
-                    stacklevel=2,
-                )
-            self._initial = found
+            self._initial = self._begun()
         self._hold(self._initial)
         return self._initial.to_json()
+
+    def _begun(self) -> Offsets:
+        cursor = self._options.cursor
+        if cursor is not None:
+            # Before the options are looked at: what they say may not be there any more.
+            known = self._kept_by().maybe_begun(cursor)
+            return known or self._kept_by().begin(cursor, initial_offsets(self._access(), self._options))
+        found = initial_offsets(self._access(), self._options)
+        if not self._is_kept():
+            warnings.warn(
+                "this stream starts at latest or at a time, and nobody keeps where that is: should its first batch "
+                "fail, a restart fails too; give it a 'cursor', or start it with headrace.spark.stream_start",
+                stacklevel=2,
+            )
+        return found
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = subscribed(self._access(), self._options.subscription).topics

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from headrace.core_log.errors import HeadraceError
+from headrace.spark.access import TopicNotFound
 from headrace.spark.access_http import Door
 from headrace.spark.stream_offsets import Offsets
 
@@ -40,14 +41,19 @@ class StreamBroker:
         self._held_at_s = 0.0
         self._has_warned = False
 
+    def maybe_begun(self, cursor: str) -> Offsets | None:
+        """Where the stream of this name began, if it did."""
+        try:
+            return _read(self._ask("GET", _path("cursors", cursor), None))
+        except TopicNotFound:
+            return None
+
     def begin(self, cursor: str, offsets: Offsets) -> Offsets:
         """Where the stream of this name began, which is here if nobody has said so before."""
         asked = {
             name: {"id": str(topic.id), "offsets": _by_number(topic.next)} for name, topic in offsets.topics.items()
         }
-        found = self._ask("PUT", _path("cursors", cursor), {"topics": asked})
-        topics = {name: {**topic["offsets"], "id": topic["id"]} for name, topic in found["topics"].items()}
-        return Offsets.from_json({"topics": topics, "v": 1})
+        return _read(self._ask("PUT", _path("cursors", cursor), {"topics": asked}))
 
     def publish(self, group: str, offsets: Offsets) -> None:
         """For people who look how far behind it is."""
@@ -105,6 +111,11 @@ class StreamBroker:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning("the broker keeps nothing for this stream (%s): %s", error, consequence)
+
+
+def _read(cursor: Any) -> Offsets:
+    topics = {name: {**topic["offsets"], "id": topic["id"]} for name, topic in cursor["topics"].items()}
+    return Offsets.from_json({"topics": topics, "v": 1})
 
 
 def _by_number(next: Mapping[int, int]) -> dict[str, int]:

@@ -98,6 +98,16 @@ def test_cursor_says_the_same_to_everybody_who_comes_later(topic: Topic, streams
     assert streams(cursor="another", startingOffsets="earliest").initialOffset() != first
 
 
+def test_cursor_that_is_there_counts_whatever_the_options_have_come_to_mean(
+    topic: Topic, streams: Callable[..., StreamReader]
+) -> None:
+    topic.publish("a")
+    first = streams(cursor=f"c-{topic.name}", startingOffsets="earliest").initialOffset()
+    # A time after the last record is an error where there is no cursor.
+    again = streams(cursor=f"c-{topic.name}", startingTimestamp="9000000000000")
+    assert again.initialOffset() == first
+
+
 def test_first_batch_that_failed_is_run_again_from_where_it_began(
     topic: Topic, streams: Callable[..., StreamReader]
 ) -> None:
