@@ -21,6 +21,7 @@ from headrace.gateways.http.problems import Code, Problem
 from headrace.gateways.http.records import Message, filter_of, shown, time_us_of
 from headrace.gateways.http.topics import PATH, PartitionPath, found
 from headrace.gateways.http.visitor import Visitor
+from headrace.gateways.http.waiting import Waiting, count_of, maybe_waiting, messages_of
 
 if TYPE_CHECKING:
     from headrace.gateways.http.server import HttpDoor
@@ -147,6 +148,9 @@ async def read_messages(call: Call[PartitionPath, ReadQuery, None]) -> Reply:
     door, query, number = call.door, call.query, call.path.partition
     if query.offset is not None and query.timestamp is not None:
         raise Problem(Code.INVALID_PARAMETER, "offset and timestamp cannot both be given")
+    waiting = maybe_waiting(door, call.visitor, call.path.topic)
+    if waiting is not None:
+        return Reply(await _waiting_page(call, waiting))
     place = found(door, call.visitor, Right.READ, call.path.topic)
     reader = Reader(door, call.visitor, place, query)
     log = door.topics.log_at(place, number)
@@ -168,6 +172,31 @@ async def read_messages(call: Call[PartitionPath, ReadQuery, None]) -> Reply:
             end_offset=end,
             messages=page.messages,
         )
+    )
+
+
+async def _waiting_page(call: Call[PartitionPath, ReadQuery, None], waiting: Waiting) -> MessagePage:
+    """What waits for another attempt, as it stands now. A filter has no summaries to go by here."""
+    door, query, number = call.door, call.query, call.path.partition
+    if query.filter is not None:
+        raise Problem(Code.INVALID_PARAMETER, f"'{waiting.public_name}' is listed by due time, and has no filter")
+    due_us = None if query.timestamp is None else time_us_of(query.timestamp, code=Code.INVALID_PARAMETER)
+    count = count_of(door, waiting, number)
+    offset = query.offset or 0
+    start = max(0, count + offset) if offset < 0 else min(offset, count)
+    base64 = query.encoding == "base64"
+    messages = await messages_of(door, waiting, number, start, query.limit, due_us=due_us, base64=base64)
+    if not messages and query.wait_ms:
+        with trio.move_on_after(min(query.wait_ms / 1000, door.config.poll_s_max)):
+            await call.abandoned()
+    return MessagePage(
+        topic=waiting.public_name,
+        partition=number,
+        offset=messages[0].offset if messages else start,
+        next_offset=messages[-1].offset + 1 if messages else start,
+        first_offset=0,
+        end_offset=count_of(door, waiting, number),
+        messages=messages,
     )
 
 

@@ -42,6 +42,8 @@ class Message(Answer, frozen=True, kw_only=True, omit_defaults=True):
     properties: dict[str, Any] = field(default_factory=dict)
     expires_at: str | None = None
     relocated: Annotated[bool, Meta(description="a copy of a record that lies, or lay, in another stream too")] = False
+    deliver_at: Annotated[str | None, Meta(description="in a topic `.retry`: when it comes back")] = None
+    schedule_id: Annotated[str | None, Meta(description="in a topic `.retry`: its id among what is delayed")] = None
 
 
 def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base64: bool = False) -> Message:
@@ -62,11 +64,15 @@ def shown(words: Words, partition: int, batch: RecordBatch, index: int, *, base6
         encoding=encoding,
         headers=headers,
         tags=list(batch.tags_at(index)),
-        protocol=_PROTOCOLS[Protocol(attributes & PROTOCOL_MASK)],
+        protocol=protocol_of(attributes),
         properties=properties,
         expires_at=time_text(expiry_us) if expiry_us else None,
         relocated=attributes & RELOCATED != 0,
     )
+
+
+def protocol_of(attributes: int) -> str:
+    return _PROTOCOLS[Protocol(attributes & PROTOCOL_MASK)]
 
 
 def plain(

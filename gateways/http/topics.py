@@ -18,6 +18,7 @@ from headrace.gateways.delivery.topics import DEFAULT_VHOST, Place, TopicKind, T
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code
 from headrace.gateways.http.visitor import Visitor
+from headrace.gateways.http.waiting import Waiting, count_of, intake_of, maybe_waiting
 
 if TYPE_CHECKING:
     from headrace.gateways.http.server import HttpDoor
@@ -75,7 +76,10 @@ class TopicSummary(Answer, frozen=True, kw_only=True):
     name: str
     topic: Annotated[str, Meta(description="a name that leads here whatever else there is")]
     vhost: str
-    kind: Literal["topic", "exchange", "queue"]
+    kind: Annotated[
+        Literal["topic", "exchange", "queue", "retry"],
+        Meta(description="retry: what of a queue or consumer group waits for another attempt"),
+    ]
     stream: Annotated[str, Meta(description="the same name later may be another stream")]
     partitions: int
 
@@ -199,7 +203,28 @@ async def create_topic(call: Call[Parameters, Parameters, NewTopic]) -> Reply:
 
 
 async def get_topic(call: Call[TopicPath, Parameters, None]) -> Reply:
+    waiting = maybe_waiting(call.door, call.visitor, call.path.topic)
+    if waiting is not None:
+        return Reply(_described_waiting(call.door, waiting))
     return Reply(_description(call.door, found(call.door, call.visitor, Right.READ, call.path.topic)))
+
+
+def _described_waiting(door: "HttpDoor", waiting: Waiting) -> TopicDescription:
+    log = intake_of(door)
+    return TopicDescription(
+        name=waiting.name,
+        topic=waiting.public_name,
+        vhost=waiting.vhost,
+        kind="retry",
+        stream=str(log.stream_id),
+        partitions=len(waiting.duties),
+        settings=_settings(log.config),
+        compacted=False,
+        partition_list=[
+            Partition(partition=number, first_offset=0, end_offset=count_of(door, waiting, number), byte_count=0)
+            for number in waiting.duties
+        ],
+    )
 
 
 async def change_topic(call: Call[TopicPath, Parameters, TopicChange]) -> Reply:
