@@ -96,9 +96,7 @@ class Broker:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
         environ |= self._environ
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ | self._environ
-            )
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ)
         return self.process
 
     def kill(self) -> None:

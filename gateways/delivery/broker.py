@@ -111,6 +111,8 @@ class Broker:
         self.restated = restate
         self._clean = clean
         self._loaded = False
+        # The version of the metadata that was loaded.
+        self._loaded_version = 0
         self._log_config = log_config or LogConfig()
         self._views: dict[int, Queue] = {}
         self._dirty: dict[Queue, None] = {}
@@ -192,6 +194,7 @@ class Broker:
     async def load(self) -> None:
         """Bring every durable queue back with exactly its unsettled records, in order."""
         snapshot = self.metadata.snapshot
+        self._loaded_version = snapshot.version
         for name in snapshot.vhosts:
             host = self.vhosts[name] = VirtualHost(self, name)
             host.load(snapshot)
@@ -368,6 +371,21 @@ class Broker:
     def exchange_policy(self, vhost: str, name: str) -> Table:
         policy = self.metadata.snapshot.effective_policy(vhost, name, Resource.EXCHANGE)
         return EMPTY if policy is None else policy.definition
+
+    def follow_metadata(self) -> None:
+        """Hear of changes from now on, and take up those that came while this was loading: in a cluster others make
+        them too."""
+        snapshot = self.metadata.snapshot
+        for name in snapshot.vhosts:
+            if name not in self.vhosts:
+                self.vhosts[name] = VirtualHost(self, name)
+                self.vhosts[name].load(snapshot)
+        for name in [name for name in self.vhosts if name not in snapshot.vhosts]:
+            self.vhosts.pop(name).close()
+        if snapshot.version != self._loaded_version:
+            for host in self.vhosts.values():
+                host.apply_policies()
+        self.metadata.listen(self.metadata_changed)
 
     def metadata_changed(self, snapshot: Snapshot, changes: Sequence[Change]) -> None:
         """Vhosts come and go, and policies change what exists. Exchanges, queues and bindings are changed by the vhosts

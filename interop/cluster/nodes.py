@@ -74,7 +74,8 @@ class Proxy:
             return
         self._sockets.add(onward)
         for source, target in ((accepted, onward), (onward, accepted)):
-            source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with suppress(OSError):
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
 
     def _copy(self, source: socket.socket, target: socket.socket) -> None:

@@ -145,7 +145,7 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
     await staging.load()
     await cursors.load()
     await read_leases.load()
-    metadata.listen(broker.metadata_changed)
+    broker.follow_metadata()
     mqtt.load()
     schedules.load()
     metadata.listen(schedules.metadata_changed)

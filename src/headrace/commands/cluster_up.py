@@ -2,52 +2,33 @@
 
 Everything it starts is a process of its own, so one of the nodes can be killed and started again while the others go
 on; how is printed. stdout gets a line for each node that is ready, and one when all of them are. Ctrl-C stops all.
-Neighbours: serve.py is what each of the nodes runs.
+Neighbours: serve.py is what each of the nodes runs, local_cluster.py keeps them.
 """
 
 import os
 import secrets
-import shlex
-import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE
-from typing import TextIO
 
 import click
-import trio
 
 from headrace.local_postgres import LocalPostgres, NoPostgres
 
 USUAL_PORTS = {"amqp": 5672, "mqtt": 1883, "ws": 8083, "http": 15672, "peer": 25672}
 POSTGRES_PORT = 25432
-STOP_SECONDS_MAX = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One node: what runs it, and where its doors are."""
-
-    number: int
-    command: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        return shlex.join(self.command)
 
 
 def launches(
     count: int, data: Path, store: str, secret: Path, ports: Sequence[dict[str, int]], more: Sequence[str]
-) -> list[Launch]:
+) -> list[list[str]]:
     found = []
     for number in range(1, count + 1):
         doors = [word for door, port in ports[number - 1].items() for word in (f"--{door}", f"127.0.0.1:{port}")]
         command = [sys.executable, "-m", "headrace", "serve", "--cluster", store, "--node-id", str(number)]
         command += ["--secret-file", str(secret), "--data", str(data / f"node-{number}"), *doors, *more]
-        found.append(Launch(number, tuple(command)))
+        found.append(command)
     return found
 
 
@@ -79,7 +60,10 @@ def up(nodes: int, data: Path, store: str | None, free_ports: bool, more: tuple[
     except NoPostgres as error:
         raise click.ClickException(f"{error}\nor give one that runs already with --store") from error
     try:
-        trio.run(_run, launches(nodes, data, store, _secret(data), ports, more))
+        # Here, since every other command that asks a broker does without it.
+        from headrace.local_cluster import run
+
+        run(launches(nodes, data, store, _secret(data), ports, more))
     finally:
         if database is not None:
             database.stop()
@@ -110,59 +94,3 @@ def _secret(data: Path) -> Path:
     with open(descriptor, "w") as file:
         file.write(secrets.token_urlsafe(32) + "\n")
     return path
-
-
-async def _run(nodes: Sequence[Launch]) -> None:
-    ready = {node.number: trio.Event() for node in nodes}
-    stop = trio.Event()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            async with trio.open_nursery() as running:
-                for node in nodes:
-                    running.start_soon(_keep, node, ready[node.number], stop)
-                nursery.start_soon(_tell_when_ready, list(ready.values()), len(nodes))
-                async for _number in signals:
-                    stop.set()
-                    break
-            nursery.cancel_scope.cancel()
-
-
-async def _tell_when_ready(all_ready: Sequence[trio.Event], count: int) -> None:
-    for one in all_ready:
-        await one.wait()
-    print(f"cluster ready nodes={count}", flush=True)
-
-
-async def _keep(node: Launch, ready: trio.Event, stop: trio.Event) -> None:
-    """One node, until it ends or all are stopped. A node that dies is not started again: that is for you to try."""
-    # In a session of its own, so that a Ctrl-C reaches it once, through us.
-    process = await trio.lowlevel.open_process(list(node.command), stdout=PIPE, stderr=PIPE, start_new_session=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_copy, process.stdout, node.number, sys.stdout, ready)
-        nursery.start_soon(_copy, process.stderr, node.number, sys.stderr, None)
-        nursery.start_soon(_end, process, stop)
-        status = await process.wait()
-        if not stop.is_set():
-            print(f"node {node.number} ended with status {status}; to start it again: {node.line}", flush=True)
-        nursery.cancel_scope.cancel()
-
-
-async def _copy(source: trio.abc.ReceiveStream | None, number: int, target: TextIO, ready: trio.Event | None) -> None:
-    assert source is not None
-    rest = b""
-    async for data in source:
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            text = line.decode("utf-8", "replace")
-            print(f"node {number}: {text}", file=target, flush=True)
-            if ready is not None and text.startswith("ready"):
-                ready.set()
-
-
-async def _end(process: trio.Process, stop: trio.Event) -> None:
-    await stop.wait()
-    process.terminate()
-    with trio.move_on_after(STOP_SECONDS_MAX):
-        await process.wait()
-        return
-    process.kill()

@@ -160,7 +160,7 @@ class House:
             )
             broker.transfers.marks = {Protocol.AMQP: mark}
             await broker.load()
-            metadata.listen(broker.metadata_changed)
+            broker.follow_metadata()
             broker.on_ready = broker.dispatch
             nursery.start_soon(directory.run)
             nursery.start_soon(broker.run)
