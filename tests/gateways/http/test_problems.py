@@ -8,7 +8,7 @@ from headrace.core_log import errors as log_errors
 from headrace.core_log.errors import HeadraceError
 from headrace.gateways.http.problems import Code, Problem, problem_of
 
-STATUSES = {400, 401, 403, 404, 405, 408, 409, 412, 413, 415, 422, 429, 431, 500, 503, 507}
+STATUSES = {400, 401, 403, 404, 405, 408, 409, 412, 413, 415, 416, 422, 429, 431, 500, 503, 507}
 # Roots of families, and what never reaches a door.
 UNMAPPED = {"HeadraceError", "PeerError"}
 
