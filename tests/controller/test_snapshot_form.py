@@ -34,7 +34,7 @@ def reached(transactions: list[list[Change]]) -> Snapshot:
 walks = st.lists(st.lists(any_change, min_size=1, max_size=5), max_size=6).map(reached)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(walks)
 def test_what_is_decoded_is_what_was_encoded(snapshot: Snapshot) -> None:
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
@@ -52,7 +52,7 @@ def without_versions(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, version=Version(0), next_view=ViewId(1), users=users, shards=FrozenMap[int, Shard]())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(walks, walks)
 def test_the_difference_leads_from_one_to_the_other(before: Snapshot, after: Snapshot) -> None:
     made = apply(replace(before, shards=FrozenMap[int, Shard]()), difference(before, after))
