@@ -206,16 +206,15 @@ class Sorter:
         of_sets = np.array([known.setdefault(target_of(tags), len(known)) for tags in bodies.tag_sets])
         one.names = list(known)
         chosen = await self._choose(one)
-        size = one.block.byte_count // one.block.count + 1
-        step = min(max(BATCH_BYTES // size, 1), BATCH_COUNT_MAX)
 
-        def arrange() -> tuple[npt.NDArray[np.intp], Integers, npt.NDArray[np.intp]]:
-            """By source, due time and number; the sources, and where each begins."""
+        def arrange() -> tuple[npt.NDArray[np.intp], Integers, npt.NDArray[np.intp], int]:
+            """By source, due time and number; the sources, where each begins, and how many records make a batch."""
             order = np.lexsort((one.old["number"], one.old["due"], chosen))
             one.old, one.new, one.targets = one.old[order], one.new[order], of_sets[bodies.tags[order]]
-            return order, *np.unique(chosen[order], return_index=True)
+            step = BATCH_BYTES // (bodies.byte_count // len(bodies) + 1)
+            return order, *np.unique(chosen[order], return_index=True), min(max(step, 1), BATCH_COUNT_MAX)
 
-        order, numbers, firsts = await worker.run(arrange)
+        order, numbers, firsts, step = await worker.run(arrange)
         ends = [*firsts[1:].tolist(), len(order)]
         for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
             log = engine.logs[number]

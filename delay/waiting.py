@@ -1,9 +1,9 @@
 """What the intake holds and no bucket does: rows in memory until they are sorted or fired. Machine; pure.
 
 Rows stand in blocks in the order of the intake. A pass of the sorter takes one block; what it keeps (due before the
-edge) stays in it until it is decided. Memory is 36 bytes for a row that waits for the sorter, and nothing once it has
-moved. Invariant: blocks and the rows in them are in the order of offsets; sorted blocks come before the others.
-Neighbours: rows.py has the rows, delays.py adds them at each commit.
+edge) stays in it until it is decided. Memory is 36 bytes for a row of the last block, 8 or little more for others that
+wait for the sorter, and nothing once it has moved. Invariant: blocks and the rows in them are in the order of offsets;
+sorted blocks come before the others. Neighbours: rows.py has the rows, delays.py adds them at each commit.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headrace.delay.marks import OFFSET_MASK
-from headrace.delay.rows import ROW, Rows, joined, no_rows
+from headrace.delay.rows import ROW, PackedRows, Rows, joined, no_rows
 
 # A pass holds the bodies of one block in memory.
 BLOCK_COUNT_MAX = 32_768
@@ -19,7 +19,7 @@ _CAPACITY_MIN = 256
 
 
 class Block:
-    __slots__ = ("_rows", "byte_count", "count", "end", "first", "is_sorted", "since")
+    __slots__ = ("_packed", "_rows", "byte_count", "count", "end", "first", "is_sorted", "since")
 
     def __init__(self, first: int, since: float) -> None:
         # Intake offsets that this block speaks for.
@@ -30,10 +30,14 @@ class Block:
         self.is_sorted = False
         self.byte_count = 0
         self.count = 0
-        # With room for more.
+        # With room for more; none while they are packed.
         self._rows = no_rows()
+        self._packed: PackedRows | None = None
 
     def add(self, rows: Rows, byte_count: int) -> None:
+        if self._packed is not None:
+            # It is the last one again: those behind it were sorted, and it could not be.
+            self.keep(self.rows)
         count = self.count + len(rows)
         if count > len(self._rows):
             room = np.empty(max(count, 2 * len(self._rows), _CAPACITY_MIN), dtype=ROW)
@@ -44,14 +48,21 @@ class Block:
         self.byte_count += byte_count
         self.end = (int(rows["place"][-1]) & OFFSET_MASK) + 1
 
+    def pack(self) -> None:
+        """No more will come."""
+        if self.count:
+            self._packed = PackedRows(self.rows)
+            self._rows = no_rows()
+
     @property
     def rows(self) -> Rows:
         """Not to be changed."""
-        return self._rows[: self.count]
+        return self._rows[: self.count] if self._packed is None else self._packed.unpack()
 
     def keep(self, rows: Rows) -> None:
         """Only these are left."""
         self._rows = rows
+        self._packed = None
         self.count = len(rows)
 
 
@@ -68,6 +79,8 @@ class Waiting:
         """Rows behind all that are here, by offset; no more than a block holds."""
         last = self._blocks[-1] if self._blocks else None
         if last is None or last.is_sorted or last.count + len(rows) > BLOCK_COUNT_MAX:
+            if last is not None and not last.is_sorted:
+                last.pack()
             last = Block(int(rows["place"][0]) & OFFSET_MASK, now)
             self._blocks.append(last)
         last.add(rows, byte_count)
@@ -95,13 +108,13 @@ class Waiting:
         """Rows due from `low_us` on and before `high_us`."""
         found = []
         for block in self._blocks:
-            dues = block.rows["due"]
-            within = (dues >= low_us) & (dues < high_us)
+            rows = block.rows
+            within = (rows["due"] >= low_us) & (rows["due"] < high_us)
             if within.any():
-                found.append(block.rows[within])
+                found.append(rows[within])
         return found
 
     def find(self, hashes: list[int]) -> Rows:
         """Rows under one of these hashes of an id."""
         wanted = np.array(hashes, dtype=np.uint64)
-        return joined([block.rows[np.isin(block.rows["id"], wanted)] for block in self._blocks])
+        return joined([rows[np.isin(rows["id"], wanted)] for rows in (block.rows for block in self._blocks)])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import trio
 
 from headrace.core_log.log import TAGS_MAX
 from headrace.core_log.record import Record
@@ -41,6 +42,20 @@ def test_records_with_too_many_tags_for_one_batch_become_several(each: int, batc
     found = records_of(bodies_of(8, each), list(range(8)))
     assert len(found) == batch_count
     assert [record.value for batch in found for record in batch] == [b"%d" % number for number in range(8)]
+
+
+async def test_block_may_be_emptied_while_it_is_sorted(autojump_clock: object) -> None:
+    async with house() as it:
+        await it.park(b"a", in_s=3 * 86400)
+        block = it.delays._engine.waiting.first_unsorted()
+        assert block is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(it.delays._sorter.sort, block)
+            while not block.is_sorted:
+                await trio.lowlevel.checkpoint()
+            # As by `tidy`, when all of it was decided meanwhile.
+            block.keep(block.rows[:0])
+        assert [(one.name, one.pending) for one in it.delays.buckets()] == [("near", 0), ("day", 1)]
 
 
 async def test_sorted_records_keep_everything_over_a_crash(autojump_clock: object) -> None:

@@ -1,0 +1,37 @@
+"""Rows that are packed come back as they were."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.delay.marks import OFFSET_BITS
+from headrace.delay.rows import ROW, PackedRows, _made_hashes
+
+_one = st.tuples(
+    st.integers(0, 2**62),
+    st.integers(1, 3),
+    st.integers(0, 9),
+    st.none() | st.integers(0, 2**64 - 1),
+    st.sampled_from([7, 7, 7, 2**32 - 1]),
+)
+
+
+@given(st.lists(_one, min_size=1, max_size=20), st.integers(0, 3), st.booleans())
+def test_unpacked_rows_are_those_that_were_packed(
+    made: list[tuple[int, int, int, int | None, int]], source: int, usual: bool
+) -> None:
+    rows = np.zeros(len(made), dtype=ROW)
+    rows["due"] = [one[0] for one in made]
+    steps = np.ones(len(made), dtype=np.int64) if usual else np.array([one[1] for one in made])
+    rows["place"] = np.cumsum(steps) | (source << OFFSET_BITS)
+    rows["number"] = np.cumsum(steps) - (0 if usual else np.array([one[2] for one in made]) // 9)
+    rows["id"] = _made_hashes(rows["number"])
+    rows["target"] = 7
+    if not usual:
+        for index, one in enumerate(made):
+            rows["target"][index] = one[4]
+            if one[3] is not None:
+                rows["id"][index] = one[3]
+    packed = PackedRows(rows)
+    assert packed.count == len(made)
+    assert packed.unpack().tobytes() == rows.tobytes()
