@@ -2,8 +2,8 @@
 
 CPU-seconds of the JVM and of its Python workers together, on the same data in the same run; both sides take turns and
 the least of the rounds counts, for a JVM gets quicker while it runs. Rows go nowhere (the sink `noop`). Values are half
-random, so that lz4 has something to do; each run of 50 records has one of 100 tags, over an hour. What of a query does
-not grow with the data, which is the start of its Python workers, is in the figures: so there are some.
+random, so that lz4 has something to do; each record has its own time within an hour, each run of 50 one of 100 tags.
+What of a query does not grow with the data, the start of its Python workers, is in the figures: so there is much of it.
 SCALE=0.1 makes a tenth of the data.
 """
 
@@ -43,7 +43,16 @@ def fill(folder: Path, size: int) -> int:
         log = logs[number // batch % PARTITIONS]
         values = [random.randbytes(size - len(filler)) + filler for _ in range(RUN)]
         tag = random.choice(TAGS)
-        log.append([tag.encode()] * RUN, [b""] * RUN, values, timestamp_us=HOUR_US * number // count, tags=(tag,))
+        log.append_columns(
+            [tag.encode()] * RUN,
+            [b""] * RUN,
+            values,
+            timestamps=[HOUR_US * (number + one) // count for one in range(RUN)],
+            expiries=[0] * RUN,
+            attributes=[0] * RUN,
+            origins=[0] * RUN,
+            tags=[(tag,)] * RUN,
+        )
         if (number + RUN) % batch == 0:
             commit(log)
     for log in logs:

@@ -260,9 +260,10 @@ def log_file(folder: Path) -> tuple[Path, int, int]:
 
 
 def test_executors_need_neither_trio_nor_the_broker() -> None:
+    """Nor pandas: loading it would be half the cost of planning a query."""
     program = (
         "import sys, headrace.spark.source, headrace.spark.stream\n"
-        "names = ('trio', 'sqlalchemy', 'headrace.gateways', 'headrace.controller', 'headrace.delay')\n"
+        "names = ('trio', 'pandas', 'sqlalchemy', 'headrace.gateways', 'headrace.controller', 'headrace.delay')\n"
         "sys.exit(', '.join(name for name in names if name in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
