@@ -132,6 +132,10 @@ class Brain:
         # Whoever should lead is made to at once.
         self._balances_now: set[int] = set()
         self._next_view_min = 0
+        # Before the shards are born: what nodes have of them, which must be nothing. By shard and node.
+        self._findings: dict[tuple[int, int], Report] = {}
+        self._searched: set[tuple[int, Member]] = set()
+        self._is_birth_refused = False
 
     # -- who is there -------------------------------------------------------------------------------------------
 
@@ -190,6 +194,7 @@ class Brain:
         self._expected.discard(node)
         self._sessions.pop(node, None)
         self._away_since_s.setdefault(node, now_s)
+        self._searched = {(number, member) for number, member in self._searched if member.node != node}
 
     @property
     def active(self) -> dict[int, Member]:
@@ -205,6 +210,8 @@ class Brain:
 
     def reported(self, shard: int, report: Report) -> None:
         watch = self._watches.get(shard)
+        if watch is None and self._is_present(report.member):
+            self._findings[shard, report.member.node] = report
         if watch is None or watch.trust is not Trust.ASKING or not self._is_present(report.member):
             return
         watch.reports[report.member.node] = report
@@ -432,12 +439,32 @@ class Brain:
         if self.snapshot.shards or self._watches:
             return []
         nodes = [number for number in self.active if self.snapshot.nodes[number].state is NodeState.ACTIVE]
-        if len(nodes) < self._config.replicas:
+        if len(nodes) < self._config.replicas or not self._is_nothing_there(nodes):
             return []
         placed: Placement[int] = Placement(nodes)
         placed.place(range(self._config.shards), self._config.replicas)
         placed.lead_evenly()
         return [PutShard(self._born(number, replicas)) for number, replicas in sorted(placed.replicas.items())]
+
+    def _is_nothing_there(self, nodes: Collection[int]) -> bool:
+        """A store may have forgotten that there were shards: what replicas have of them is not to be led anew from
+        nothing. All that are there are asked, and promise, as in a sweep."""
+        findings = []
+        for number in range(self._config.shards):
+            for node in nodes:
+                member = self.active[node]
+                found = self._findings.get((number, node))
+                if found is not None and found.member == member:
+                    findings.append(found)
+                elif (number, member) not in self._searched:
+                    self._searched.add((number, member))
+                    self._effects.append(ToAsk(node, number))
+        if any(found.stint.epoch or not found.is_blank for found in findings):
+            if not self._is_birth_refused:
+                self._is_birth_refused = True
+                self._note("the store has forgotten the shards, and nodes have records of them: none is created anew")
+            return False
+        return len(findings) == self._config.shards * len(nodes)
 
     def _born(self, number: int, replicas: tuple[int, ...]) -> Shard:
         members = [self.active[node] for node in replicas]

@@ -13,7 +13,16 @@ from headrace.controller.entities import Endpoint, Node, NodeState, Shard, Versi
 from headrace.controller.errors import Invalid, NotFound
 from headrace.controller.snapshot import Snapshot, apply, load
 from headrace.core_log.ids import ViewId
-from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Copy, Member, RowVersion, Stint
+from headrace.core_log.replication.assignment import (
+    NO_STINT,
+    NO_VERSION,
+    Assignment,
+    Ballot,
+    Copy,
+    Member,
+    RowVersion,
+    Stint,
+)
 from headrace.core_log.replication.messages import AlterIsr, Report
 
 FIRST, SECOND = Ballot(1, 100), Ballot(2, 200)
@@ -76,6 +85,12 @@ class Term:
             done += self.commit(changes)
         raise AssertionError(f"it never ends: {done[-3:]}")
 
+    def answer_nothing(self, *members: Member) -> None:
+        """There is nothing of any shard on these nodes."""
+        for one in members:
+            for number in range(3):
+                self.brain.reported(number, nothing(one))
+
     def report(self, who: Member, shard: int = 0, **changes: object) -> None:
         self.brain.reported(shard, told(who, **changes))
         self.sent += self.brain.effects()
@@ -92,6 +107,10 @@ class Term:
     def take(self) -> list[Effect]:
         found, self.sent = self.sent, []
         return found
+
+
+def nothing(who: Member) -> Report:
+    return Report(who, NO_STINT, NO_VERSION, NO_STINT, 0, True, False)
 
 
 def told(who: Member, **changes: object) -> Report:
@@ -114,22 +133,37 @@ def test_shards_are_born_when_there_are_nodes_enough() -> None:
     assert set(term.brain.snapshot.nodes) == {1, 2}
     term.join(THREE)
     term.settle()
+    assert len([effect for effect in term.sent if isinstance(effect, ToAsk)]) == 9
+    term.answer_nothing(ONE, TWO, THREE)
+    term.settle()
     rows = [term.row(number) for number in range(3)]
     assert {row.leader for row in rows} == {1, 2, 3}
     assert all(row.isr == copies(ONE, TWO, THREE) and row.min_isr == 2 for row in rows)
     assert len(orders(term.sent)) == 9
 
 
+def test_no_shard_is_born_where_there_are_records_of_it() -> None:
+    term = Term(stored(members=()))
+    term.join(ONE, TWO, THREE)
+    term.settle()
+    term.answer_nothing(ONE, TWO)
+    term.report(THREE)
+    term.settle()
+    assert not term.brain.snapshot.shards
+    assert any(isinstance(effect, Note) and "forgotten the shards" in effect.text for effect in term.take())
+
+
 def test_a_controller_that_died_after_the_birth_leaves_shards_that_can_be_proven() -> None:
     born = Term(stored(members=()))
     born.join(ONE, TWO, THREE)
+    born.settle()
+    born.answer_nothing(ONE, TWO, THREE)
     born.settle()
     row = born.row()
     term = Term(born.brain.snapshot, ballot=Ballot(3, 1))
     term.join(ONE, TWO, THREE)
     for one in (ONE, TWO):
-        blank = Report(one, Stint(0, NOBODY), RowVersion(0, Ballot(0, 0)), Stint(0, NOBODY), 0, True, False)
-        term.brain.reported(0, blank)
+        term.brain.reported(0, nothing(one))
     assert term.brain.trust(0) is Trust.PROVEN and term.row() == row
 
 
