@@ -1,0 +1,100 @@
+"""Claims: how long a client waits when the leader of its vhost is lost. Driver: processes.
+
+Three nodes and a PostgreSQL. A client of a node that lives publishes with confirms, one message after the other, over
+one connection; the leader is killed (kill -9), or paused (SIGSTOP: it is there, and says nothing). What is told is the
+longest time between two confirms. Each case several times; the worst counts.
+"""
+
+import signal
+import statistics
+import time
+from collections.abc import Callable
+
+import pika
+from interop.cluster.nodes import Cluster, Node, running_cluster
+
+from bench.claim import Better, Claim
+
+TIMES = 3
+# Between what is done to the leader and the end of the client's patience.
+PATIENCE_S = 60.0
+QUEUE = "bench.failover"
+
+
+def claim() -> list[Claim]:
+    cases: dict[str, tuple[float, Callable[[Cluster], Node | None], bool]] = {
+        "leader killed": (3.0, lambda cluster: _leader(cluster, controls=False), True),
+        "leader and controller killed": (15.0, lambda cluster: _leader(cluster, controls=True), True),
+        "leader silent": (12.0, lambda cluster: _leader(cluster, controls=False), False),
+    }
+    found = []
+    with running_cluster() as cluster:
+        for name, (target, choose, is_killed) in cases.items():
+            waits = [_wait(cluster, choose, is_killed) for _ in range(TIMES)]
+            detail = f"served again after {statistics.median(waits):.2f} s in the middle case"
+            found.append(Claim(f"failover, {name}", max(waits), target, Better.LESS, "s", detail))
+    return found
+
+
+def _leader(cluster: Cluster, *, controls: bool) -> Node | None:
+    """The leader of vhost /, if it is the controller or is not, as wanted."""
+    leader = cluster.leader()
+    return leader if (cluster.status()["controller"] == leader.number) is controls else None
+
+
+def _wait(cluster: Cluster, choose: Callable[[Cluster], Node | None], is_killed: bool) -> float:
+    cluster.wait_whole()
+    while (leader := choose(cluster)) is None:
+        # Somebody else leads, or controls, when this one comes back.
+        cluster.leader().restart()
+        cluster.wait_whole()
+    other = next(node for node in cluster.nodes if node is not leader)
+    with pika.BlockingConnection(pika.URLParameters(other.url)) as connection:
+        waits = _Waits(connection)
+        waits.publish(20)
+        assert leader.process is not None
+        begun = time.monotonic()
+        if is_killed:
+            leader.kill()
+        else:
+            leader.process.send_signal(signal.SIGSTOP)
+        waits.publish_until_served(begun)
+        longest = time.monotonic() - begun
+    if is_killed:
+        leader.start()
+    else:
+        leader.process.send_signal(signal.SIGCONT)
+    return longest
+
+
+class _Waits:
+    def __init__(self, connection: pika.BlockingConnection) -> None:
+        self._connection = connection
+        self._open()
+
+    def _open(self) -> None:
+        self._channel = self._connection.channel()
+        self._channel.queue_declare(QUEUE, durable=True)
+        self._channel.confirm_delivery()
+
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            self._channel.basic_publish("", QUEUE, b"x", pika.BasicProperties(delivery_mode=2))
+
+    def publish_until_served(self, begun: float) -> None:
+        """Until a message is confirmed that was sent after the leader was lost. A channel with an unknown outcome is
+        closed by the broker; the connection stays."""
+        confirmed = 0
+        while confirmed < 20:
+            assert time.monotonic() - begun < PATIENCE_S, "nobody serves the vhost"
+            try:
+                self.publish(1)
+                confirmed += 1
+            except pika.exceptions.ChannelClosedByBroker:
+                confirmed = 0
+                self._open()
+
+
+if __name__ == "__main__":
+    for one in claim():
+        print(one)
