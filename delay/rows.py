@@ -107,13 +107,13 @@ class PackedRows:
     Invariant: `unpack` gives what was packed.
     """
 
-    __slots__ = ("_dues", "_ids", "_numbers", "_places", "_targets", "count")
+    __slots__ = ("_ids", "_numbers", "_places", "_targets", "count", "dues")
 
     def __init__(self, rows: Rows) -> None:
         self.count = count = len(rows)
         first = int(rows["place"][0])
         # Each an array, or what it follows from: the first place, the places, the numbers, the one target.
-        self._dues = rows["due"].copy()
+        self.dues = rows["due"].copy()
         is_dense = bool((rows["place"] == np.arange(first, first + count)).all())
         self._places: int | npt.NDArray[np.int64] = first if is_dense else rows["place"].copy()
         is_own = bool((rows["number"] == rows["place"] & OFFSET_MASK).all())
@@ -125,7 +125,7 @@ class PackedRows:
 
     def unpack(self) -> Rows:
         rows = np.empty(self.count, dtype=ROW)
-        rows["due"] = self._dues
+        rows["due"] = self.dues
         places = self._places
         rows["place"] = np.arange(places, places + self.count) if isinstance(places, int) else places
         rows["number"] = rows["place"] & OFFSET_MASK if self._numbers is None else self._numbers

@@ -9,6 +9,7 @@ sorted blocks come before the others. Neighbours: rows.py has the rows, delays.p
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.delay.marks import OFFSET_MASK
 from headrace.delay.rows import ROW, PackedRows, Rows, joined, no_rows
@@ -59,6 +60,11 @@ class Block:
         """Not to be changed."""
         return self._rows[: self.count] if self._packed is None else self._packed.unpack()
 
+    @property
+    def dues(self) -> npt.NDArray[np.int64]:
+        """As in the rows, without making them."""
+        return self._rows["due"][: self.count] if self._packed is None else self._packed.dues
+
     def keep(self, rows: Rows) -> None:
         """Only these are left."""
         self._rows = rows
@@ -108,10 +114,10 @@ class Waiting:
         """Rows due from `low_us` on and before `high_us`."""
         found = []
         for block in self._blocks:
-            rows = block.rows
-            within = (rows["due"] >= low_us) & (rows["due"] < high_us)
+            dues = block.dues
+            within = (dues >= low_us) & (dues < high_us)
             if within.any():
-                found.append(rows[within])
+                found.append(block.rows[within])
         return found
 
     def find(self, hashes: list[int]) -> Rows:
