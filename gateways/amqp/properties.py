@@ -328,6 +328,19 @@ def places_of(props: bytes) -> dict[int, tuple[int, int]]:
     return places
 
 
+def headers_place(props: bytes) -> tuple[int, int]:
+    """Where the table of headers begins and ends, its length with it; (0, 0): there is none."""
+    flags = props[0]
+    if not flags & HEADERS >> 8:
+        return 0, 0
+    start = 2
+    if flags & CONTENT_TYPE >> 8:
+        start += 1 + props[start]
+    if flags & CONTENT_ENCODING >> 8:
+        start += 1 + props[start]
+    return start, start + 4 + int.from_bytes(props[start : start + 4], "big")
+
+
 def _places_before(props: bytes, bit: int) -> int:
     """Where the field of this flag begins; what follows it is not looked at."""
     (flags,) = _FLAGS.unpack_from(props)

@@ -55,6 +55,8 @@ KIND = "redrive"
 
 # Properties without what tells of a death, in the words of a protocol.
 Revive = Callable[[bytes], bytes]
+# From where to where properties may tell of a death.
+Telling = Callable[[bytes], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +69,17 @@ class _Way:
     target: "Target | Duty | None" = None
     attributes: int = 0
     key: bytes = b""
-    properties: bytes = b""
+    # What takes the place of what told of its death; without `telling`, of all its properties.
+    revived: bytes = b""
+    telling: Telling | None = None
     headers: Headers = ()
+
+    def properties(self, found: bytes) -> bytes:
+        """Of a record that had these."""
+        if self.telling is None:
+            return self.revived
+        start, end = self.telling(found)
+        return found[:start] + self.revived + found[end:]
 
     def goes_with(self, other: "_Way") -> bool:
         if self is other:
@@ -172,8 +183,13 @@ class Redrive:
         neutral = batch.headers[index] if batch.headers is not None else ()
         found = None
         if not neutral:
-            # Dead letters of one publisher and one second are often alike but for their bodies.
-            known = (batch.properties[index], batch.keys[index], batch.attributes.at(index))
+            # Dead letters of one queue and one second are often alike but for their bodies, and ids of their own.
+            properties, attributes = batch.properties[index], batch.attributes.at(index)
+            telling = self._redrives.tellings.get(attributes & PROTOCOL_MASK)
+            if telling is not None:
+                start, end = telling(properties)
+                properties = properties[start:end]
+            known = (properties, batch.keys[index], attributes)
             found = self._known.get(known)
         if found is None:
             found = self._look(batch, index, neutral)
@@ -208,14 +224,21 @@ class Redrive:
             target = self._target(name)
         attributes = batch.attributes.at(index)
         revive = self._redrives.revives.get(attributes & PROTOCOL_MASK)
+        telling = self._redrives.tellings.get(attributes & PROTOCOL_MASK)
         properties = batch.properties[index]
+        if revive is not None:
+            properties = revive(properties)
+        if telling is not None:
+            start, end = telling(properties)
+            properties = properties[start:end]
         return _Way(
             True,
             name,
             target,
             (attributes | PERSISTENT) & ~RELOCATED,
             letter.key.encode("utf-8", "surrogateescape"),
-            properties if revive is None else revive(properties),
+            properties,
+            telling,
             revived(letter, neutral),
         )
 
@@ -381,6 +404,8 @@ class Redrives:
         self.broker = broker
         # By protocol. What has none tells of its deaths when it is tried anew.
         self.revives: Mapping[int, Revive] = {}
+        # By protocol, the part of the properties that decides; what differs elsewhere is looked at once for all.
+        self.tellings: Mapping[int, Telling] = {}
         # What died in a consumer group: vhost, group and the stream it was in first -> how it comes back.
         self.group_way: Callable[[str, str, str], Duty | None] = lambda vhost, group, stream: None
         self._audit = audit
@@ -484,7 +509,7 @@ def _piece(ways: Sequence[_Way], batch: RecordBatch, first: int, now_us: int) ->
         ways[0].attributes,
         tags,
         [way.key for way in ways],
-        [way.properties for way in ways],
+        [way.properties(found) for way, found in zip(ways, batch.properties[first:], strict=False)],
         batch.values[first : first + len(ways)],
         [way.headers for way in ways],
         # What is parked on its way is due at once.

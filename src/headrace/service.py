@@ -19,7 +19,7 @@ from headrace.core_log.env import Env
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.gateways.amqp.deaths import mark, revive, stamp
 from headrace.gateways.amqp.delaying import fired
-from headrace.gateways.amqp.properties import routing_fields
+from headrace.gateways.amqp.properties import headers_place, routing_fields
 from headrace.gateways.amqp.server import AmqpDoor
 from headrace.gateways.amqp.settings import settings_of
 from headrace.gateways.connected import OpenConnections, mqtt_counts, retained
@@ -115,6 +115,7 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
     broker.delayed.carry(DutyKind.PUBLISH, publishes)
     broker.transfers.marks = {Vocabulary.AMQP: mark, Vocabulary.MQTT_5: with_user_properties}
     broker.redrives.revives = {Vocabulary.AMQP: revive}
+    broker.redrives.tellings = {Vocabulary.AMQP: headers_place}
     schedules = Schedules(broker, publishes)
     turn = Turn(broker)
     mqtt = MqttDoor(

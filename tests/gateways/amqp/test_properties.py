@@ -17,6 +17,7 @@ from headrace.gateways.amqp.properties import (
     PropertyScan,
     decode,
     encode,
+    headers_place,
     scan,
     with_expiration,
     with_headers,
@@ -265,3 +266,10 @@ def test_expiration_can_be_set_and_taken_away(properties: Properties, expiration
 def test_what_the_wire_cannot_hold_is_a_value_error(properties: Properties) -> None:
     with pytest.raises(ValueError):
         encode(properties)
+
+
+@given(PROPERTIES)
+def test_place_of_the_headers_is_where_their_bytes_are(properties: Properties) -> None:
+    props = encode(properties)
+    start, end = headers_place(props)
+    assert props[start:end] == (properties.headers_bytes or b"")

@@ -8,10 +8,11 @@ import trio
 
 from headrace.controller.errors import NotFound
 from headrace.core_log.errors import Refused
-from headrace.core_log.record import Protocol
+from headrace.core_log.record import PERSISTENT, Protocol
 from headrace.filtering.expression import parse
 from headrace.gateways.amqp.deaths import mark, revive
-from headrace.gateways.amqp.properties import decode, routing_fields
+from headrace.gateways.amqp.fields import encode_table
+from headrace.gateways.amqp.properties import Properties, decode, encode, headers_place, routing_fields
 from headrace.gateways.delivery.dead_letters import Wanted, read
 from headrace.gateways.delivery.redrive import Redrive, Request, State, ready_in
 
@@ -25,6 +26,7 @@ def ready(running: Running) -> None:
     broker.fields_of = routing_fields
     broker.transfers.marks = {Protocol.AMQP: mark}
     broker.redrives.revives = {Protocol.AMQP: revive}
+    broker.redrives.tellings = {Protocol.AMQP: headers_place}
     running.nursery.start_soon(broker.redrives.run)
     running.nursery.start_soon(broker.transfers.run)
 
@@ -84,6 +86,35 @@ async def test_they_come_back_with_nothing_that_tells_of_a_death_and_as_they_wer
         assert batch.keys[stretch.index] == b"eu.new"
         assert decode(batch.properties[stretch.index]).headers in (None, {})
         assert running.broker.exchanges_of(stretch) == [b"orders"]
+
+
+async def test_each_keeps_the_properties_that_are_its_own() -> None:
+    async with Machine().start() as running:
+        await declared(running)
+        ready(running)
+        host = running.broker.vhosts["/"]
+        table = encode_table({"app": "shop"})
+        sent = [
+            encode(Properties(content_type=kind, headers_bytes=headers, delivery_mode=2, message_id=f"id-{number}"))
+            for number, (kind, headers) in enumerate(
+                [(None, None), ("text/plain", table), (None, table), ("a/b", None)]
+            )
+        ]
+        values = [b"%d" % number for number in range(len(sent))]
+        target = host.target("", b"work", ["work"])
+        running.broker.publish(target, sent, values, attributes=int(Protocol.AMQP) | PERSISTENT)
+        await running.commit()
+        await reject(running, *values)
+        await arrived(running)
+        assert (await redriven(running)).progress.moved == len(sent)
+        found = [
+            decode(stretch.loaded().properties[index])
+            for stretch in ready_in(running.queue("work"))
+            for index in range(stretch.index, stretch.index + stretch.count)
+        ]
+        assert [(one.content_type, one.headers or None, one.delivery_mode, one.message_id) for one in found] == [
+            (one.content_type, one.headers, one.delivery_mode, one.message_id) for one in map(decode, sent)
+        ]
 
 
 async def test_one_is_sent_back_by_its_place() -> None:
