@@ -338,13 +338,14 @@ def read_secret(path: Path | None) -> bytes:
 
 def next_incarnation(env: Env) -> int:
     """Which life of this node begins now; kept before it does anything. Not counted from 1: a node whose disk came back
-    empty must not take up the number of an earlier life, which orders and rows may still name (C4)."""
+    empty must not take up the number of an earlier life, which orders and rows may still name (C4), nor two nodes the
+    same, which would make their ballots one (C7)."""
     storage = env.storage
     try:
         before = int(storage.read_file(INCARNATION)) if storage.exists(INCARNATION) else 0
     except ValueError as error:
         raise StorageError(f"{INCARNATION}: cannot be read: {error}") from error
-    incarnation = max(before + 1, env.clock.wall_us() // 1_000_000)
+    incarnation = max(before + 1, env.clock.wall_us())
     storage.replace_file(INCARNATION, f"{incarnation}\n".encode())
     return incarnation
 
