@@ -18,12 +18,14 @@ from headrace.gateways.delivery.relocation import (
     ORIGIN_PARTITION,
     ORIGIN_STREAM,
 )
-from headrace.gateways.delivery.retry import ATTEMPT, REASON, attempts_in
+from headrace.gateways.delivery.retry import ATTEMPT, EXPIRY, REASON, TIMESTAMP, attempts_in
 
 T = TypeVar("T")
 
 # The header of a dead letter that died in a consumer group: its name.
 DIED_IN_GROUP = b"died-in-group"
+# What a record that is tried anew does not keep: its time to live is counted anew, too.
+_OF_A_LIFE = frozenset((ATTEMPT, REASON, TIMESTAMP, EXPIRY, DIED_IN_GROUP))
 
 # The headers of a record in the words of its protocol, as AMQP has them.
 HeadersOf = Callable[[RecordBatch, int], Mapping[str, object]]
@@ -101,7 +103,7 @@ def _text(value: object) -> str:
 
 def revived(letter: DeadLetter, headers: Headers) -> Headers:
     """The neutral headers of a record that is tried anew, from the first attempt on; its history stays with it."""
-    kept = tuple(one for one in headers if one[0] not in (ATTEMPT, REASON, DIED_IN_GROUP))
+    kept = tuple(one for one in headers if one[0] not in _OF_A_LIFE)
     if letter.exchange and not any(name == ORIGIN_EXCHANGE for name, _value in kept):
         kept += ((ORIGIN_EXCHANGE, letter.exchange.encode("utf-8", "surrogateescape")),)
     return kept

@@ -19,6 +19,7 @@ from headrace.gateways.amqp import properties
 from headrace.gateways.delivery.delayed_duty import Duty, DutyKind, encode_duty
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue, Reason
+from headrace.gateways.delivery.redrive import Request
 from headrace.gateways.delivery.retry import attempts_in
 
 from .house import START_US, House, Running, Taker
@@ -518,3 +519,23 @@ async def test_each_record_dies_once_though_its_dead_letter_queue_is_mostly_full
         except BaseExceptionGroup as error:
             if error.split(KeyboardInterrupt)[0] is None:
                 raise
+
+
+async def test_redriven_record_that_fails_again_does_not_get_the_time_to_live_of_its_first_life(
+    autojump_clock: MockClock,
+) -> None:
+    async with House().broker() as running:
+        work = await running.declare("work", retry_max=1, retry_backoff="fixed", retry_delay_ms=1000)
+        await running.publish("work", b"job", ttl_ms=20_000)
+        for _ in range(2):
+            work.reject(got(work))
+            await trio.sleep(2)
+        assert running.host.queue("work.dlq").ready_count == 1
+        await trio.sleep(60)
+        running.broker.fields_of = properties.routing_fields
+        redrive = running.broker.redrives.start(Request("/", "work.dlq"), "ann")
+        await trio.sleep(1)
+        assert redrive.progress.moved == 1
+        work.reject(got(work))
+        await trio.sleep(5)
+        assert record_of(got(work)).value == b"job"
