@@ -141,6 +141,10 @@ class ShardReplica:
         # Catalog at which each deletion was noticed.
         self._deleted_at: dict[UUID, int] = {}
         self._received_bytes = 0
+        self._taking_part = trio.CancelScope()
+        # Set while nobody leads or follows here.
+        self._left = trio.Event()
+        self._left.set()
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -166,11 +170,26 @@ class ShardReplica:
         """Until cancelled. Raises when this replica must not go on."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.directory.run)
-            nursery.start_soon(self._play_roles)
-            nursery.start_soon(self._watch_followers)
+            nursery.start_soon(self._take_part)
+
+    async def _take_part(self) -> None:
+        self._left = trio.Event()
+        try:
+            with self._taking_part:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._play_roles)
+                    nursery.start_soon(self._watch_followers)
+        finally:
+            self._left.set()
 
     async def close(self) -> None:
-        """Everything is safe and the next start need not scan. While `run` still runs, or after it."""
+        """Everything is safe and the next start need not scan. While `run` still runs, or after it; no order is taken
+        any more."""
+        # Never let go of: nothing is begun that a log would still be at work on when it is closed.
+        await self.changing.acquire()
+        self._taking_part.cancel()
+        self._sessions_end()
+        await self._left.wait()
         await self.directory.close()
 
     # -- the controller speaks ----------------------------------------------------------------------------------
