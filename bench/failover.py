@@ -8,10 +8,9 @@ longest time between two confirms. Each case several times; the worst counts.
 import signal
 import statistics
 import time
-from collections.abc import Callable
 
 import pika
-from interop.cluster.nodes import Cluster, Node, running_cluster
+from interop.cluster.nodes import Cluster, running_cluster
 
 from bench.claim import Better, Claim
 
@@ -22,32 +21,26 @@ QUEUE = "bench.failover"
 
 
 def claim() -> list[Claim]:
-    cases: dict[str, tuple[float, Callable[[Cluster], Node | None], bool]] = {
-        "leader killed": (3.0, lambda cluster: _leader(cluster, controls=False), True),
-        "leader and controller killed": (15.0, lambda cluster: _leader(cluster, controls=True), True),
-        "leader silent": (12.0, lambda cluster: _leader(cluster, controls=False), False),
+    # Target, whether the leader is the controller too, whether it is killed.
+    cases = {
+        "leader killed": (3.0, False, True),
+        "leader and controller killed": (15.0, True, True),
+        "leader silent": (12.0, False, False),
     }
     found = []
     with running_cluster() as cluster:
-        for name, (target, choose, is_killed) in cases.items():
-            waits = [_wait(cluster, choose, is_killed) for _ in range(TIMES)]
+        for name, (target, controls, is_killed) in cases.items():
+            waits = [_wait(cluster, controls, is_killed) for _ in range(TIMES)]
             detail = f"served again after {statistics.median(waits):.2f} s in the middle case"
             found.append(Claim(f"failover, {name}", max(waits), target, Better.LESS, "s", detail))
     return found
 
 
-def _leader(cluster: Cluster, *, controls: bool) -> Node | None:
-    """The leader of vhost /, if it is the controller or is not, as wanted."""
-    leader = cluster.leader()
-    return leader if (cluster.status()["controller"] == leader.number) is controls else None
-
-
-def _wait(cluster: Cluster, choose: Callable[[Cluster], Node | None], is_killed: bool) -> float:
+def _wait(cluster: Cluster, controls: bool, is_killed: bool) -> float:
     cluster.wait_whole()
-    while (leader := choose(cluster)) is None:
-        # Somebody else leads, or controls, when this one comes back.
-        cluster.leader().restart()
-        cluster.wait_whole()
+    controller = cluster.controller()
+    leader = controller if controls else next(node for node in cluster.nodes if node is not controller)
+    cluster.move_leader(leader)
     other = next(node for node in cluster.nodes if node is not leader)
     with pika.BlockingConnection(pika.URLParameters(other.url)) as connection:
         waits = _Waits(connection)

@@ -61,7 +61,7 @@ class Committer:
         self._asked_count += 1
         if not self._urgent:
             self._wake.set()
-        if log.config.durability == "sync" or log.config.replica_count > 1:
+        if log.config.durability == "sync" or log.is_replicated:
             self._urgent[log] = True
         else:
             self._urgent.setdefault(log, False)
@@ -69,7 +69,7 @@ class Committer:
 
     def lazy(self, log: PartitionLog) -> None:
         """Nobody waits (transient records): at the next interval. But nobody sees what is replicated before it is."""
-        if log.config.replica_count > 1:
+        if log.is_replicated:
             self.urgent(log)
             return
         if not self._lazy:

@@ -157,12 +157,12 @@ class LogDirectory:
         self.version += 1
         return stream
 
+    def replicated(self, config: LogConfig) -> LogConfig:
+        """As logs of this directory are kept: those of a shard are replicated, whoever asked for the stream."""
+        return replace(config, replica_count=max(config.replica_count, self.config.replica_count))
+
     def _replicated(self, spec: StreamSpec) -> StreamSpec:
-        """Logs of a shard are replicated, whoever asked for the stream."""
-        count = max(spec.config.replica_count, self.config.replica_count)
-        if count == spec.config.replica_count:
-            return spec
-        return msgspec.structs.replace(spec, config=replace(spec.config, replica_count=count))
+        return msgspec.structs.replace(spec, config=self.replicated(spec.config))
 
     def _create_partitions(self, spec: StreamSpec, first: int) -> list[PartitionLog]:
         return [

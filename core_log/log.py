@@ -145,6 +145,8 @@ class PartitionLog:
         self.stream_id = stream_id
         self.partition = partition
         self.config = config
+        # For ever, whatever its settings become: what one replica has synced is not what all of them have.
+        self.is_replicated = config.replica_count > 1
         self.log_start = Offset(0)
         self.written_end = Offset(0)
         self.synced_end = Offset(0)
@@ -253,7 +255,7 @@ class PartitionLog:
     @property
     def early_end(self) -> Offset:
         """How far a work queue on a one-replica stream may look before the commit (K3)."""
-        if self.config.replica_count > 1:
+        if self.is_replicated:
             return self.high_watermark
         return Offset(min(self.end, max(self._ceiling, self.high_watermark)))
 
@@ -295,7 +297,7 @@ class PartitionLog:
             self._segments[-1].save_index()
         if self._producers is not None:
             self._save_producers()
-        if self.config.replica_count > 1:
+        if self.is_replicated:
             # The tail that is not known to be committed is looked at again by the next start: it is short.
             self._checkpoint.write(self._committed_checkpoint(self.written_end), sync=True)
         elif self._checkpoint.value is None or self._checkpoint.value != self._checkpoint_now(self.written_end):
@@ -338,7 +340,7 @@ class PartitionLog:
         self.epoch = max(self.epoch, self._epochs.latest.epoch)
         self._epochs.cut_from(end)
         ceiling = known.ceiling if found is not None else (end + self.config.offsets_reserved if self._segments else 0)
-        if self.config.replica_count > 1:
+        if self.is_replicated:
             # Nothing beyond the watermark was ever shown; what lies there is the leader's to keep or to cut.
             self._ceiling = end
         elif cut or ceiling > end:
@@ -356,7 +358,7 @@ class PartitionLog:
         self._writes.clear()
         self._folder_dirty = False
         value = self._checkpoint_now(self.written_end)
-        if self.config.replica_count > 1:
+        if self.is_replicated:
             self.high_watermark = Offset(known.offset)
             latest = self._epochs.latest
             self.epoch, self.leader_id = max(latest.epoch, known.epoch, 1), latest.leader_id
@@ -1053,7 +1055,7 @@ class PartitionLog:
         if self.needs_checkpoint:
             if self._dirty:
                 ceiling = max(ceiling, self.written_end + self.config.offsets_reserved)
-            if self.config.replica_count > 1:
+            if self.is_replicated:
                 checkpoint = self._committed_checkpoint(ceiling)
             else:
                 active = self._segments[-1]
@@ -1114,7 +1116,7 @@ class PartitionLog:
 
     def advance(self) -> None:
         """Move the high watermark as far as the stream's promise allows, and tell who waits."""
-        if self.config.replica_count > 1:
+        if self.is_replicated:
             return
         reached = self.synced_end
         if self.config.durability != "sync":
@@ -1155,7 +1157,7 @@ class PartitionLog:
     def note_watermark(self) -> None:
         """Let offline readers see how far the log is committed. Not synced: the checkpoint before still stands."""
         value = self._checkpoint.value
-        if self.config.replica_count > 1:
+        if self.is_replicated:
             committed = min(self.high_watermark, self.synced_end)
             if value is not None and value.offset < committed and not self._syncing and not self._rolled:
                 now = self._committed_checkpoint(max(self._ceiling, value.ceiling))
@@ -1330,7 +1332,7 @@ class PartitionLog:
         """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
         end = int(self.high_watermark) if end is None else end
         # Replicas begin with a whole segment.
-        start = min(self.log_start, self.replica_start) if self.config.replica_count > 1 else self.log_start
+        start = min(self.log_start, self.replica_start) if self.is_replicated else self.log_start
         if offset < start or offset > end:
             raise OffsetOutOfRange(offset, start, end)
         if offset >= min(end, self.written_end):
@@ -1374,7 +1376,7 @@ class PartitionLog:
     def delete_before(self, offset: int) -> Offset:
         """Records below the offset are gone for every reader; the next commit makes that safe and frees the files."""
         offset = min(offset, int(self.high_watermark))
-        if self.config.replica_count > 1:
+        if self.is_replicated:
             # A follower may know of a commit before its own sync.
             offset = min(offset, int(self.synced_end))
         if offset <= self.log_start:

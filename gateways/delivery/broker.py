@@ -113,7 +113,7 @@ class Broker:
         self._loaded = False
         # The version of the metadata that was loaded.
         self._loaded_version = 0
-        self._log_config = log_config or LogConfig()
+        self._log_config = directory.replicated(log_config or LogConfig())
         self._views: dict[int, Queue] = {}
         self._dirty: dict[Queue, None] = {}
         self._dirty_logs: dict[PartitionLog, None] = {}

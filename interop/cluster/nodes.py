@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -123,9 +123,11 @@ class Node(Broker):
         self.process.send_signal(signal.SIGCONT)
         self.is_paused = False
 
-    def ask(self, path: str) -> Any:
-        """An answer of its HTTP door. OSError if there is none."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.ports['http']}{path}")
+    def ask(self, path: str, body: object = None) -> Any:
+        """An answer of its HTTP door, to a POST if there is a body. OSError if there is none."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.ports['http']}{path}", data)
+        request.add_header("content-type", "application/json")
         request.add_header("authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
         with urllib.request.urlopen(request, timeout=5) as answer:
             return json.loads(answer.read())
@@ -205,14 +207,31 @@ class Cluster:
 
     def leader(self, shard: int = 0) -> Node:
         """Who leads the shard, waited for."""
+        return self._told(lambda status: next(one["leader"] for one in status["shards"] if one["shard"] == shard))
+
+    def controller(self) -> Node:
+        """Waited for, too."""
+        return self._told(lambda status: status["controller"])
+
+    def _told(self, which: Callable[[Any], int | None]) -> Node:
         last = time.monotonic() + WHOLE_SECONDS_MAX
         while time.monotonic() < last:
-            with suppress(OSError):
-                found = next(one["leader"] for one in self.status()["shards"] if one["shard"] == shard)
+            with suppress(OSError, StopIteration):
+                found = which(self.status())
                 if found is not None:
                     return self.nodes[found - 1]
             time.sleep(0.1)
-        raise TimeoutError(f"nobody leads shard {shard}")
+        raise TimeoutError("nobody leads, or nobody says who")
+
+    def move_leader(self, to: Node, shard: int = 0) -> None:
+        """Let this node lead the shard; returns when it does."""
+        others = [node.number for node in self.nodes if node is not to]
+        self._any().ask(f"/api/v1/cluster/shards/{shard}/move", {"nodes": [to.number, *others]})
+        last = time.monotonic() + WHOLE_SECONDS_MAX
+        while self.leader(shard) is not to:
+            assert time.monotonic() < last, f"node {to.number} does not get to lead shard {shard}"
+            time.sleep(0.1)
+        self.wait_whole()
 
     def wait_whole(self) -> None:
         """Until every shard has a leader, and all of its replicas are in sync."""
@@ -222,7 +241,8 @@ class Cluster:
             with suppress(OSError, ValueError):
                 status = self.status()
                 shards = status["shards"]
-                if shards and all(one["leader"] and len(one["in_sync"]) == len(one["replicas"]) for one in shards):
+                is_led = all(one["leader"] and len(one["in_sync"]) == len(one["replicas"]) for one in shards)
+                if shards and is_led and status["controller"] and all(node["up"] for node in status["nodes"]):
                     return
             time.sleep(0.1)
         raise TimeoutError(f"the cluster is not whole after {WHOLE_SECONDS_MAX} s: {json.dumps(status)}")

@@ -245,6 +245,7 @@ class _Node:
             users=lambda: metadata.snapshot.users,
             config=config.mqtt.door(),
         )
+        self.shards.moved.append(mqtt.moved)
         node = NodeDoor(
             self.agent,
             commons.access,

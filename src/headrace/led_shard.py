@@ -84,10 +84,18 @@ class ShardWatch(Watch):
 
 
 class LedShard:
-    def __init__(self, number: int, commons: Commons, env: Env, directory: LogDirectory) -> None:
-        """`env`: with the shard's own storage."""
+    def __init__(
+        self,
+        number: int,
+        commons: Commons,
+        env: Env,
+        directory: LogDirectory,
+        unwritable: Callable[[], str | None],
+    ) -> None:
+        """`env`: with the shard's own storage. `unwritable`: why nothing can be confirmed at the moment, if so."""
         self.number = number
         self._directory = directory
+        self._unwritable = unwritable
         self._metadata = ShardMetadata(commons.metadata, number)
         self._watch = ShardWatch(commons.watch)
         self._commons = commons.part(env, self._metadata, self._watch)
@@ -102,7 +110,9 @@ class LedShard:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     # Who consumed under the last leader may hold deliveries that nobody here knows of.
-                    self.service = await open_service(self._commons, self._directory, nursery, clean=False)
+                    service = await open_service(self._commons, self._directory, nursery, clean=False)
+                    service.broker.unwritable = self._unwritable
+                    self.service = service
                     _log.info("shard %d is served", self.number)
                     serving(self)
         finally:

@@ -85,6 +85,7 @@ class Service:
         """Another node serves these vhosts from now on: who is connected here is told to come again."""
         await self.amqp.step_down(reason)
         await self.mqtt.step_down(reason)
+        await self.http.step_down()
 
     async def close(self) -> None:
         """Everything settled is safe when this returns."""

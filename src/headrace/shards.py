@@ -102,12 +102,14 @@ class Shards:
         """What was settled is safe, and the next start need not scan."""
         self._stopping = True
         for kept in list(self._kept.values()):
-            if kept.led is not None:
+            led = kept.led
+            if led is not None:
                 with trio.move_on_after(CLOSE_SECONDS_MAX) as patience:
-                    await kept.led.close()
+                    await led.close()
                 if patience.cancelled_caught:
                     _log.warning("shard %d: too few others are there to keep what was settled", kept.replica.shard)
-                    await kept.led.step_down("this node stops")
+                    # It may have been told meanwhile that another one leads: once is enough.
+                    await led.step_down("this node stops")
         for kept in list(self._kept.values()):
             await kept.replica.close()
 
@@ -200,7 +202,7 @@ class Shards:
         assert self._nursery is not None and kept.led is None
         number = kept.replica.shard
         _log.info("this node leads shard %d", number, extra={"epoch": stint.epoch})
-        kept.led = LedShard(number, self.commons, kept.env, kept.replica.directory)
+        kept.led = LedShard(number, self.commons, kept.env, kept.replica.directory, kept.replica.writable)
         self._nursery.start_soon(kept.led.run, self._serving)
 
     def _serving(self, led: LedShard) -> None:
@@ -230,9 +232,33 @@ class Shards:
                     return self._to_myself(detail)
                 leader = self.agent.leader_of(vhost)
                 if leader is not None and leader != self._member.node:
-                    return await self._connect(leader, Purpose.RELAY, detail)
+                    link = await self._connect_while_leading(vhost, leader, detail)
+                    if link is not None:
+                        return link
+                    continue
                 await changed.wait()
         raise NoLeader(f"nobody leads vhost '{vhost}'")
+
+    async def _connect_while_leading(self, vhost: str, leader: int, detail: bytes) -> PeerLink | None:
+        """None: another one leads by now. One that has fallen silent is not waited for any longer then."""
+        link: PeerLink | None = None
+        failure: LinkError | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                while self.agent.leader_of(vhost) == leader:
+                    await self._changed.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                link = await self._connect(leader, Purpose.RELAY, detail)
+            except LinkError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return link
 
     async def _connect(self, node: int, purpose: Purpose, detail: bytes) -> PeerLink:
         where = self.agent.endpoint(node, PEER)

@@ -163,6 +163,13 @@ def test_the_watermark_of_a_replica_moves_when_it_is_told_to() -> None:
     assert told == ["committed"]
 
 
+def test_a_replica_stays_one_whatever_its_settings_become() -> None:
+    side = Side()
+    side.log.config = replace(LOGS, replica_count=1)
+    side.write(b"1", b"2", b"3")
+    assert side.log.synced_end == 3 and side.log.high_watermark == 0 and side.log.early_end == 0
+
+
 def test_an_empty_replica_begins_where_its_leader_does() -> None:
     leader = Side(config=replace(LOGS, replica_count=1))
     for _ in range(20):
