@@ -15,7 +15,7 @@ from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.topics import Topics, parse_name
 from headrace.gateways.http.problems import Code
-from headrace.gateways.http.publishing import NewMessage, Batch
+from headrace.gateways.http.publishing import Batch, NewMessage
 from headrace.gateways.http.visitor import Visitor
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.plain import PlainWords
