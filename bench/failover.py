@@ -28,7 +28,7 @@ def claim() -> list[Claim]:
         "leader silent": (12.0, False, False),
     }
     found = []
-    with running_cluster() as cluster:
+    with running_cluster(is_proxied=False) as cluster:
         for name, (target, controls, is_killed) in cases.items():
             waits = [_wait(cluster, controls, is_killed) for _ in range(TIMES)]
             detail = f"served again after {statistics.median(waits):.2f} s in the middle case"

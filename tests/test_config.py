@@ -192,3 +192,21 @@ def test_page_lists_every_key_with_its_default_flag_and_meaning() -> None:
         for one in settings_of(Config)
     ]
     assert listed == declared
+
+
+def test_logins_of_readers_in_the_environment_are_no_settings_of_a_node() -> None:
+    load_config(None, {"HEADRACE_TOKENS": "/somewhere", "HEADRACE_TOKEN_REPORTS": "ann:secret"}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"cluster.node_id": "2"}, "cluster.store: missing"),
+        ({"cluster.store": "postgresql://db/headrace", "cluster.secret_file": "s"}, "cluster.node_id: missing"),
+        ({"cluster.store": "postgresql://db/headrace", "cluster.node_id": "1"}, "cluster.secret_file: missing"),
+    ],
+)
+def test_half_a_cluster_is_refused(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, given)
+    assert [one for one in caught.value.problems if one.startswith(problem)]

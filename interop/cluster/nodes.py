@@ -97,7 +97,9 @@ def _close(sock: socket.socket) -> None:
 
 
 class Node(Broker):
-    def __init__(self, folder: Path, number: int, store: str, secret: Path, more: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, number: int, store: str, secret: Path, more: Sequence[str], *, is_proxied: bool
+    ) -> None:
         super().__init__(folder)
         folder.mkdir()
         self.number = number
@@ -106,7 +108,8 @@ class Node(Broker):
         self.proxy = Proxy(self.ports["peer"])
         self._arguments = ["--http", f"127.0.0.1:{self.ports['http']}", "--cluster", store, "--node-id", str(number)]
         self._arguments += ["--secret-file", str(secret), *more]
-        self._environ["HEADRACE_CLUSTER__ADVERTISE"] = f"127.0.0.1:{self.proxy.port}"
+        if is_proxied:
+            self._environ["HEADRACE_CLUSTER__ADVERTISE"] = f"127.0.0.1:{self.proxy.port}"
 
     @property
     def is_up(self) -> bool:
@@ -134,7 +137,7 @@ class Node(Broker):
 
 
 class Cluster:
-    def __init__(self, folder: Path, count: int, more: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, count: int, more: Sequence[str] = (), *, is_proxied: bool = True) -> None:
         self._folder = folder
         (port,) = free_ports(1)
         # Where an unprivileged user may enter.
@@ -144,7 +147,10 @@ class Cluster:
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_urlsafe(32))
         url = self.database.url()
-        self.nodes = [Node(folder / f"node-{number}", number, url, secret, more) for number in range(1, count + 1)]
+        self.nodes = [
+            Node(folder / f"node-{number}", number, url, secret, more, is_proxied=is_proxied)
+            for number in range(1, count + 1)
+        ]
 
     def start(self) -> None:
         self.database.create(sync=False)
@@ -249,9 +255,10 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(count: int = 3, more: Sequence[str] = ()) -> Iterator[Cluster]:
+def running_cluster(count: int = 3, more: Sequence[str] = (), *, is_proxied: bool = True) -> Iterator[Cluster]:
+    """`is_proxied`: the network before each peer door can be cut; who connects to a dead node is not refused then."""
     with tempfile.TemporaryDirectory(prefix="headrace-cluster-") as folder:
-        cluster = Cluster(Path(folder), count, more)
+        cluster = Cluster(Path(folder), count, more, is_proxied=is_proxied)
         try:
             cluster.start()
             yield cluster

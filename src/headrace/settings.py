@@ -24,6 +24,8 @@ from headrace.redaction import printable, redacted
 ENVIRONMENT_PREFIX = "HEADRACE_"
 # What the commands that speak to a broker take from the environment; no setting of a node.
 CLIENT_VARIABLES = frozenset(("HEADRACE_URL", "HEADRACE_USER", "HEADRACE_PASSWORD", "HEADRACE_CA_FILE"))
+# Logins of those who read the log, as HEADRACE_TOKENS and HEADRACE_TOKEN_<NAME>.
+TOKENS_PREFIX = "HEADRACE_TOKEN"
 _REQUIRED: Any = dataclasses.MISSING
 _Root = TypeVar("_Root")
 
@@ -218,6 +220,7 @@ def _take_environment(
         *_sections(root)
     }
     given = {name for name in environ if name.startswith(ENVIRONMENT_PREFIX)} - CLIENT_VARIABLES
+    given -= {name for name in given if name.startswith(TOKENS_PREFIX)}
     for variable in sorted(given):
         if variable in by_variable:
             one = by_variable[variable]

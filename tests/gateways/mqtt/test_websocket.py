@@ -24,6 +24,7 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, Tex
 
 from headrace.gateways.mqtt.encoder import encode_packet
 from headrace.gateways.mqtt.packets import Connect, Disconnect, Pingreq, Pingresp, Publish, Subscribe, Subscription
+from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import PacketType, ReasonCode, Version
 from headrace.gateways.mqtt.websocket import (
     FRAMES_PER_READ,
@@ -576,8 +577,9 @@ def test_stop_tells_clients_and_does_not_wait_for_those_who_never_asked(tmp_path
         sock.sendall(encode_packet(Connect("told"), Version.V5))
         assert _kind(sock.recv(1 << 20)) is PacketType.CONNACK
         broker.stop()
-        # DISCONNECT with 0x8B, then the close of the WebSocket.
-        assert encode_packet(Disconnect(ReasonCode.SERVER_SHUTTING_DOWN), Version.V5) == sock.recv(100)
+        # DISCONNECT with 0x8B and why, then the close of the WebSocket.
+        why = Properties(reason_string="broker is shutting down")
+        assert encode_packet(Disconnect(ReasonCode.SERVER_SHUTTING_DOWN, why), Version.V5) == sock.recv(100)
         assert isinstance(sock.wait_for_event(), CloseConnection)
         sock.close()
         silent.close()
