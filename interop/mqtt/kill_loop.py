@@ -213,6 +213,9 @@ class Publisher(threading.Thread):
                 assert self.unconfirmed.pop(packet_id) is None, "released before it was received"
             case Disconnect():
                 raise ConnectionResetError("told to come again")
+            case Puback(_, ReasonCode.QUOTA_EXCEEDED) | Pubrec(_, ReasonCode.QUOTA_EXCEEDED):
+                # A cluster with too few replicas in sync takes nothing, and says so: it is sent again.
+                raise ConnectionResetError("told to wait")
             case _:
                 raise AssertionError(f"an answer to nothing: {packet}")
 
