@@ -95,7 +95,7 @@ class NodeDoor:
 async def get_node_metrics(call: Call[Parameters, Parameters, None]) -> Reply:
     check_visitor(call.visitor)
     door = cast(NodeDoor, call.door)
-    families = {family.name: family for family in _of_replicas(door.statuses())}
+    families = {family.name: family for family in of_replicas(door.statuses())}
     for number, served in door.served():
         for family in await families_of(served):
             kept = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
@@ -107,7 +107,7 @@ def _with(sample: Sample, labels: Mapping[str, str]) -> Sample:
     return sample._replace(labels={**sample.labels, **labels})
 
 
-def _of_replicas(statuses: Sequence[ShardStatus]) -> Iterator[Metric]:
+def of_replicas(statuses: Sequence[ShardStatus]) -> Iterator[Metric]:
     def gauge(name: str, text: str, labels: Sequence[str]) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"headrace_replica_{name}", text, labels=labels)
 

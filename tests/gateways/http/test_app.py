@@ -10,6 +10,8 @@ import httpx
 import pytest
 from tests.running_broker import eventually
 
+from headrace.gateways.http.node_app import of_replicas
+
 from .conftest import GUEST, HttpBroker
 
 ROOT = Path(__file__).parents[3]
@@ -56,8 +58,10 @@ def test_metrics_are_in_prometheus_form_and_on_the_page_that_lists_them(http: ht
     answer = http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     told = set(re.findall(r"^# TYPE (\w+)", answer.text, re.MULTILINE))
-    listed = set(re.findall(r"^\| `(\w+)[`{]", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
-    assert told == listed
+    page, _, of_a_cluster = (ROOT / "docs" / "metrics.md").read_text().partition("## A node of a cluster")
+    assert told == set(re.findall(r"^\| `(\w+)[`{]", page, re.MULTILINE))
+    replicas = {family.name for family in of_replicas(())}
+    assert replicas == set(re.findall(r"^\| `(\w+)[`{]", of_a_cluster, re.MULTILINE))
 
 
 def test_metrics_are_for_this_machine_and_for_those_who_watch(broker: HttpBroker) -> None:
