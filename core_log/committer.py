@@ -148,6 +148,27 @@ class Committer:
             await self._idle.wait()
             await trio.lowlevel.checkpoint()
 
+    async def commit_apart(self, logs: Sequence[PartitionLog]) -> None:
+        """Commit what was written in bulk, beside the groups: fifty files must not hold up those who publish.
+
+        The caller alone asks for these logs' commits meanwhile. A full disk, or replicas that are behind, it waits for.
+        """
+        self.on_written(logs)
+        jobs = [job for job in (log.begin_sync() for log in logs) if job is not None]
+        while True:
+            try:
+                await self._env.worker.run(lambda: _run_syncs(jobs))
+                break
+            except DiskFull:
+                await self._env.clock.sleep(FULL_DISK_PAUSE_S)
+        for job in jobs:
+            job.log.finish_sync(job)
+        self.on_synced([job.log for job in jobs])
+        for job in jobs:
+            told = trio.Event()
+            job.log.when_committed(job.end_offset, told.set)
+            await told.wait()
+
     async def cut(self, log: PartitionLog, offset: int) -> None:
         """A follower's records from this offset on are gone when this returns, also for a start after a crash."""
         await self._between_groups(lambda: log.cut_from(offset))
@@ -241,3 +262,8 @@ class Committer:
             self.journalled_count += 1
         for job in jobs:
             job.log.run_sync(job, journalled=bool(journalled) and job.journallable)
+
+
+def _run_syncs(jobs: Sequence[SyncJob]) -> None:
+    for job in jobs:
+        job.log.run_sync(job)

@@ -53,7 +53,7 @@ def fetch(shelves: Mapping[int, Shelf], places: Places) -> list[Fetched]:
     while at < len(wanted):
         place = int(wanted[at])
         shelf, offset = shelves[place >> OFFSET_BITS], place & OFFSET_MASK
-        segment = _segment_of(shelf.segments, offset)
+        segment = segment_of(shelf.segments, offset)
         position = segment.locate(offset, shelf.index_interval_bytes)
         header, data = segment.read_whole(position)
         base = place - (offset - header.base_offset)
@@ -63,7 +63,8 @@ def fetch(shelves: Mapping[int, Shelf], places: Places) -> list[Fetched]:
     return found
 
 
-def _segment_of(segments: Sequence[Segment], offset: int) -> Segment:
+def segment_of(segments: Sequence[Segment], offset: int) -> Segment:
+    """The one in which an offset lies. Raises CorruptLog when it is gone."""
     at = bisect_right(segments, offset, key=attrgetter("base_offset")) - 1
     if at < 0:
         raise CorruptLog(segments[0].path if segments else "delay", 0, offset, "a parked record is gone")

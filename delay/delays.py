@@ -80,7 +80,7 @@ class Delays:
         if not found:
             engine.snapshot()
         if not whole:
-            engine.rebuild_runs()
+            await engine.rebuild_runs()
         await engine.env.worker.run(engine.remove_strangers)
         engine.intake.advanced.append(lambda _log: engine.absorb())
 

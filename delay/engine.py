@@ -21,12 +21,13 @@ from headrace.core_log.config import LogConfig
 from headrace.core_log.directory import LogDirectory, Stream
 from headrace.core_log.env import Env
 from headrace.core_log.errors import CorruptLog, DiskFull
+from headrace.core_log.format import FLAG_GAP, decode
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.outbox import TargetPartition
 from headrace.core_log.record import RecordBatch
 from headrace.core_log.spec import StreamSpec
 from headrace.delay import decisions, marks, run_file
-from headrace.delay.bodies import Bodies, Opening, Shelf, fetch
+from headrace.delay.bodies import Bodies, Opening, Shelf, fetch, segment_of
 from headrace.delay.config import MIB, DelayConfig
 from headrace.delay.decisions import Decision, Merged, Settled, Snapshot
 from headrace.delay.ledger import Ledger
@@ -44,6 +45,8 @@ _PRIVATE = LogConfig(retention_ms=None, segment_bytes_max=16 * MIB, key_index=Fa
 BUCKET_CONFIG = LogConfig(retention_ms=None, batch_bytes_max=64 * 1024, key_index=False)
 # So many records are asked for in one go: their batches are in memory twice until they are opened.
 READ_COUNT_MAX = 4096
+# Rows of about so many records are made again in one go.
+REBUILD_COUNT_MAX = 4096
 # The decision log is begun anew with a snapshot behind so many bytes of decisions.
 SNAPSHOT_BYTES = 8 * MIB
 Turn = Callable[[], Awaitable[None]]
@@ -186,7 +189,7 @@ class Engine:
                 else:
                     self.ledger.apply(decision)
                     self._journal_bytes += len(batch.values[index])
-        self.ledger.begin()
+        self.ledger.begin(self.journal.epoch if self.journal.is_replicated else 0)
         return found
 
     @property
@@ -287,7 +290,7 @@ class Engine:
             if run_file.number_of(name) not in self.runs:
                 storage.remove(f"{run_file.FOLDER}/{name}")
 
-    def rebuild_runs(self) -> None:
+    async def rebuild_runs(self) -> None:
         """Run files are derived: the same rows stand in the buckets, within the extents that passes wrote down."""
         removed = sorted(self.ledger.runs)
         self.runs.clear()
@@ -295,25 +298,32 @@ class Engine:
         rows: list[Rows] = []
         for source in self.ledger.sources.values():
             for first, end in source.extents if source.number != INTAKE else ():
-                rows += self._rows_within(source.number, first, end)
-                if sum(map(len, rows)) >= BLOCK_COUNT_MAX:
-                    self._add_rebuilt(rows)
-                    rows = []
+                while first < end:
+                    found, first = await self.env.worker.run(partial(self._rows_from, source.number, first, end))
+                    rows += found
+                    if sum(map(len, rows)) >= BLOCK_COUNT_MAX:
+                        await self._add_rebuilt(rows)
+                        rows = []
         if rows:
-            self._add_rebuilt(rows)
+            await self._add_rebuilt(rows)
 
-    def _rows_within(self, source: int, first: int, end: int) -> list[Rows]:
-        found = []
-        while first < end:
-            for batch, low, high in self.logs[source].read(first, end=end):
-                if batch.gap is None:
-                    found.append(rows_of(batch, low, high, source))
-                first = int(batch.next_offset)
-        return found
+    def _rows_from(self, source: int, first: int, end: int) -> tuple[list[Rows], int]:
+        """Rows of some batches of a bucket from an offset on, and the next offset. Blocks."""
+        log, found = self.logs[source], []
+        segment = segment_of(log.segments, first)
+        for at, header in segment.headers(segment.locate(first, log.config.index_interval_bytes)):
+            if header.flags & FLAG_GAP == 0:
+                batch = decode(segment.read_whole(at, header)[1], 0, header)
+                base = header.base_offset
+                found.append(rows_of(batch, max(first - base, 0), min(end - base, batch.count), source))
+            first = header.next_offset
+            if first >= end or sum(map(len, found)) >= REBUILD_COUNT_MAX:
+                break
+        return found, first
 
-    def _add_rebuilt(self, rows: list[Rows]) -> None:
+    async def _add_rebuilt(self, rows: list[Rows]) -> None:
         number = self.ledger.next_run
-        self.runs[number] = self.write_run(number, by_source(joined(rows)))
+        self.runs[number] = await self.env.worker.run(lambda: self.write_run(number, by_source(joined(rows))))
         self.decide(Merged([], number))
 
     def write_run(self, number: int, rows: Rows) -> RunFile:

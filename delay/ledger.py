@@ -36,6 +36,9 @@ from headrace.delay.decisions import (
 )
 from headrace.delay.marks import INTAKE, OFFSET_MASK, Marks, Places, State, States, by_source
 
+# So many run files are made in one stint of a leader at most.
+STINT_BITS = 32
+
 
 @dataclass(slots=True, eq=False)
 class Source:
@@ -139,9 +142,14 @@ class Ledger:
         for target, count in targets.items():
             self._count(self.intake, target, count)
 
-    def begin(self) -> None:
-        """The decision log has been read; what the intake holds is counted next."""
+    def begin(self, stint: int) -> None:
+        """The decision log has been read; what the intake holds is counted next.
+
+        `stint`: the epoch in which a replica leads. A pass of an earlier one may have left a run file here whose decision
+        was never committed, and another replica has given its number to another file: so no number is given twice.
+        """
         self._counted = True
+        self.next_run = max(self.next_run, stint << STINT_BITS)
 
     def _count(self, source: Source, target: bytes, count: int, *, leaves: bool = False) -> None:
         """More or fewer pending records of a target in a source; `leaves`: it is still pending, but not there."""

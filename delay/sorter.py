@@ -18,7 +18,7 @@ import trio
 
 from headrace.core_log import allocator
 from headrace.core_log.errors import DiskFull
-from headrace.core_log.log import PartitionLog, SyncJob
+from headrace.core_log.log import PartitionLog
 from headrace.delay.bodies import Integers
 from headrace.delay.buckets import name_of, spans_of, starts_of
 from headrace.delay.decisions import Dropped, Merged, Moved, Opened, Sorted, Trimmed, pack
@@ -172,20 +172,9 @@ class Sorter:
         await engine.env.worker.run(allocator.trim)
 
     async def _sync(self, passes: list[_Pass]) -> None:
-        """Make what these wrote safe, apart from the committer: fifty files must not hold up those who publish.
-
-        One sync for all passes that wait for it, as in a group commit.
-        """
-        logs = dict.fromkeys(log for one in passes for log in one.logs)
-        jobs = [job for job in (log.begin_sync() for log in logs) if job is not None]
-        while True:
-            try:
-                await self._engine.env.worker.run(partial(_run_syncs, jobs))
-                break
-            except DiskFull:
-                await self._engine.env.clock.sleep(FULL_DISK_PAUSE_S)
-        for job in jobs:
-            job.log.finish_sync(job)
+        """Make what these wrote safe: one sync for all passes that wait for it, as in a group commit."""
+        logs = list(dict.fromkeys(log for one in passes for log in one.logs))
+        await self._engine.committer.commit_apart(logs)
         for one in passes:
             one.is_safe = True
 
@@ -445,11 +434,6 @@ class Sorter:
             sizes.setdefault(run.count.bit_length() // 3, []).append(run)
         few = min((runs for runs in sizes.values() if len(runs) >= MERGE_FILES), key=_rows_in, default=[])
         return few if _rows_in(few) <= MERGE_ROWS_MAX else []
-
-
-def _run_syncs(jobs: list[SyncJob]) -> None:
-    for job in jobs:
-        job.log.run_sync(job)
 
 
 def _rows_in(runs: list[RunFile]) -> int:

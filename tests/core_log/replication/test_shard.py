@@ -372,3 +372,17 @@ async def test_a_fenced_replica_follows_and_serves_nobody() -> None:
         await until(lambda: three.nodes[0].stepped_down_count == 1)
         assert three.nodes[0].shard.role is Role.WAITING
         assert not done.is_set()
+
+
+async def test_what_is_committed_beside_the_groups_is_on_the_replicas_too() -> None:
+    async with cluster(config=without_gone()) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        log, committer = three.log(0, stream), three.leader.directory.committer
+        log.append([b"k"], [b""], [b"2"], timestamp_us=1)
+        log.seal()
+        with trio.fail_after(20):
+            await committer.commit_apart([log])
+        assert three.values(1, stream) == [b"1", b"2"]
+        assert [three.log(number, stream).synced_end for number in range(3)] == [2, 2, 2]
