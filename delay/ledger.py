@@ -145,8 +145,9 @@ class Ledger:
     def begin(self, stint: int) -> None:
         """The decision log has been read; what the intake holds is counted next.
 
-        `stint`: the epoch in which a replica leads. A pass of an earlier one may have left a run file here whose decision
-        was never committed, and another replica has given its number to another file: so no number is given twice.
+        `stint`: the epoch in which a replica leads. A pass of an earlier one may have left a run file here whose
+        decision was never committed, and another replica may have given its number to another file: so none is given
+        twice.
         """
         self._counted = True
         self.next_run = max(self.next_run, stint << STINT_BITS)
