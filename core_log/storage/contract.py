@@ -109,7 +109,8 @@ class Storage(Protocol):
     def lock(self) -> None:
         """Take the exclusive lock of the directory for this process's life, or raise DirectoryInUse."""
 
-    def unlock(self) -> None: ...
+    def unlock(self) -> None:
+        """Nobody uses the directory any more: another may lock it, and descriptors of its files are closed."""
 
     @property
     def poisoned(self) -> bool:

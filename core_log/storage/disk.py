@@ -280,6 +280,12 @@ class DiskStorage(Storage):
         self._directory_lock = descriptor
 
     def unlock(self) -> None:
+        # Whoever gives up the directory holds none of its files: in a process that goes on (headrace.testing), a
+        # killed broker would keep hundreds of descriptors until the cycle collector comes by.
+        with self._lock:
+            for file in self._ring:
+                file._descriptor = None
+            self._ring.clear()
         self._directory_lock = None
 
     @property

@@ -213,6 +213,16 @@ def test_dropped_storage_closes_everything(tmp_path: Path) -> None:
     DiskStorage(tmp_path).lock()
 
 
+def test_directory_that_is_given_up_holds_no_descriptor_though_its_files_are_still_known(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    storage.lock()
+    files = [storage.open(f"{number}", create=True) for number in range(5)]
+    assert len(open_files(tmp_path)) == 6
+    storage.unlock()
+    assert open_files(tmp_path) == []
+    assert [file.size() for file in files] == [0] * 5, "whoever looks all the same opens it anew"
+
+
 # -- threads
 
 
