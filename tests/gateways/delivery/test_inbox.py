@@ -1,4 +1,4 @@
-"""Reads grow while they come back full, and shrink when they do not."""
+"""Reads grow while they come back full, and shrink when for a while none did."""
 
 import socket
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.core_log.real import SystemClock
-from headrace.gateways.delivery.inbox import Inbox
+from headrace.gateways.delivery.inbox import SMALL_READS, Inbox
 from headrace.gateways.delivery.listener import Connection
 
 
@@ -41,11 +41,23 @@ def test_reads_grow_to_their_limit_and_shrink_again(pair: tuple[Inbox, socket.so
     while (data := inbox.read_now(0.0)) is not None:
         sizes.append(len(data))
     assert sizes == [4, 8, 16, 16, 2]
-    for _ in range(2):
+    for _ in range(2 * SMALL_READS):
         there.send(b"x")
         assert inbox.read_now(0.0) == b"x"
     there.send(bytes(9))
     assert [len(inbox.read_now(0.0) or b"") for _ in range(3)] == [4, 5, 0]
+
+
+def test_small_reads_between_large_ones_do_not_cut_the_large_ones(pair: tuple[Inbox, socket.socket]) -> None:
+    inbox, there = pair
+    there.send(bytes(4 + 8 + 15))
+    assert [len(inbox.read_now(0.0) or b"") for _ in range(3)] == [4, 8, 15]
+    for _ in range(100):
+        for _ in range(SMALL_READS - 1):
+            there.send(b"x")
+            assert inbox.read_now(0.0) == b"x"
+        there.send(bytes(15))
+        assert len(inbox.read_now(0.0) or b"") == 15
 
 
 async def test_waiting_for_a_read_gives_the_same(pair: tuple[Inbox, socket.socket]) -> None:
