@@ -9,6 +9,7 @@ rows. Gaps hold no records and give none. Neighbours: format.py cuts the columns
     offset                      int64
     timestamp, expiry           timestamp[us, UTC]; no expiry is null
     tags                        list<string>
+    tag                         string: the first of them; none is null
     headers                     list<struct<key: string, value: binary>>; what is no UTF-8 in a name is replaced
     protocol, qos               int8 (record.Protocol; 0 to 2)
     priority                    int16
@@ -23,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.core_log.errors import Refused
-from headrace.core_log.format import FLAG_GAP, BatchHeader, Columns, decode_columns
+from headrace.core_log.format import FLAG_GAP, BatchHeader, Columns, decode_columns, with_blobs
 from headrace.core_log.record import (
     PERSISTENT,
     PRIORITY_MASK,
@@ -50,6 +51,7 @@ SCHEMA = pa.schema(
         ("timestamp", _TIME),
         ("properties", pa.binary()),
         ("tags", _TAGS),
+        ("tag", pa.string()),
         ("headers", _HEADERS),
         ("protocol", pa.int8()),
         ("persistent", pa.bool_()),
@@ -60,9 +62,12 @@ SCHEMA = pa.schema(
     ]
 )
 # Columns that need the blob block; a read of others leaves it packed.
-_IN_BLOBS = frozenset({"key", "value", "properties", "tags", "headers"})
+_IN_BLOBS = frozenset({"key", "value", "properties", "headers"})
+_OF_TAGS = frozenset({"tag", "tags"})
 
 Ints = npt.NDArray[np.int64]
+# Which records of a batch are wanted; None: all of them.
+Mask = npt.NDArray[np.bool_] | None
 
 
 class Stored(NamedTuple):
@@ -74,13 +79,16 @@ class Stored(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which records are wanted. Columns are shown without blobs first, where `needs_blobs` says that it takes more."""
+    """Which records are wanted; asked of columns without blobs."""
 
     # False: none of this batch is, for certain.
     maybe: Callable[[Columns], bool]
-    # One for each record; None: all of them.
-    mask: "Callable[[Columns], npt.NDArray[np.bool_] | None]"
-    needs_blobs: bool
+    mask: Callable[[Columns], Mask]
+
+
+class _Chosen(NamedTuple):
+    columns: Columns
+    mask: Mask
 
 
 class _Part(NamedTuple):
@@ -138,26 +146,41 @@ def _outputs(
     output_bytes: int,
     choice: Choice | None,
 ) -> Iterator[pa.RecordBatch]:
-    pending: list[Columns] = []
+    pending: list[_Chosen] = []
     size = 0
-    unpacked = blobs or (choice is not None and choice.needs_blobs)
-    tags = choice is not None or "tags" in wanted.names
-    for data, position, header in batches:
-        if choice is not None and not choice.maybe(decode_columns(data, position, header, blobs=False)):
+    tags = choice is not None or not _OF_TAGS.isdisjoint(wanted.names)
+    for stored in batches:
+        chosen = _chosen(stored, blobs, tags, choice)
+        if chosen is None:
             continue
+        header = stored.header
         # Without blobs a row is a few numbers, and all the more of them fit.
         weight = header.blob_size if blobs else header.fixed_size
         alone = weight >= output_bytes // 4
         if pending and (alone or size + weight > output_bytes):
-            yield from _output(pending, wanted, start, end, choice)
+            yield from _output(pending, wanted, start, end)
             pending, size = [], 0
-        pending.append(decode_columns(data, position, header, blobs=unpacked, tags=tags))
+        pending.append(chosen)
         size += weight
         if alone:
-            yield from _output(pending, wanted, start, end, choice)
+            yield from _output(pending, wanted, start, end)
             pending, size = [], 0
     if pending:
-        yield from _output(pending, wanted, start, end, choice)
+        yield from _output(pending, wanted, start, end)
+
+
+def _chosen(stored: Stored, blobs: bool, tags: bool, choice: Choice | None) -> _Chosen | None:
+    """None: nothing of this batch is wanted, and then its blobs stay packed."""
+    data, position, header = stored
+    if choice is None:
+        return _Chosen(decode_columns(data, position, header, blobs=blobs, tags=tags), None)
+    columns = decode_columns(data, position, header, blobs=False)
+    if not choice.maybe(columns):
+        return None
+    mask = choice.mask(columns)
+    if mask is not None and not mask.any():
+        return None
+    return _Chosen(with_blobs(columns, data, position) if blobs else columns, mask)
 
 
 def _gathered(outputs: Iterator[pa.RecordBatch], output_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -180,12 +203,9 @@ def table(
     return pa.Table.from_batches(record_batches(batches, columns, start=start, end=end), schema(columns))
 
 
-def _output(
-    group: Sequence[Columns], wanted: pa.Schema, start: int, end: int | None, choice: Choice | None
-) -> Iterator[pa.RecordBatch]:
-    mask = None if choice is None else _mask(group, choice)
-    if mask is not None and not mask.any():
-        return
+def _output(pending: Sequence[_Chosen], wanted: pa.Schema, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
+    group = [one.columns for one in pending]
+    mask = _mask(pending)
     arrays = [_COLUMNS[name](group) for name in wanted.names]
     output = pa.RecordBatch.from_arrays(arrays, schema=wanted)
     low, high = group[0].header.base_offset, group[-1].header.next_offset
@@ -201,12 +221,12 @@ def _output(
         yield output
 
 
-def _mask(group: Sequence[Columns], choice: Choice) -> "npt.NDArray[np.bool_] | None":
-    masks = [choice.mask(one) for one in group]
-    if all(mask is None for mask in masks):
+def _mask(pending: Sequence[_Chosen]) -> Mask:
+    if all(one.mask is None for one in pending):
         return None
-    pairs = zip(group, masks, strict=True)
-    return _joined([np.ones(one.header.record_count, np.bool_) if mask is None else mask for one, mask in pairs])
+    return _joined(
+        [np.ones(one.columns.header.record_count, np.bool_) if one.mask is None else one.mask for one in pending]
+    )
 
 
 # -- columns ----------------------------------------------------------------------------------------------------
@@ -345,6 +365,17 @@ def _tags(group: Sequence[Columns]) -> pa.Array:
     return sets.take(pa.array(_joined(places)))
 
 
+def _tag(group: Sequence[Columns]) -> pa.Array:
+    """The first tags of all sets once, then for each record where its own is."""
+    known: dict[str | None, int] = {None: 0}
+    places = []
+    for one in group:
+        texts = one.tag_texts
+        firsts = [known.setdefault(texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets]
+        places.append(_spread(one.tags, np.array(firsts, dtype=np.int32)[one.tags.values]))
+    return pa.array(known, pa.string()).take(_fixed(_joined(places), pa.int32()))
+
+
 def _headers(group: Sequence[Columns]) -> pa.Array:
     if not any(one.header_counts for one in group):
         return _empty_lists(group, _HEADERS)
@@ -384,6 +415,7 @@ _COLUMNS: dict[str, Callable[[Sequence[Columns]], pa.Array]] = {
     "timestamp": _times,
     "properties": _properties,
     "tags": _tags,
+    "tag": _tag,
     "headers": _headers,
     "protocol": _bits(PROTOCOL_MASK, 0, pa.int8(), np.int8),
     "persistent": _bits(PERSISTENT, PERSISTENT.bit_length() - 1, pa.bool_(), np.bool_),

@@ -17,9 +17,10 @@ The fixed block opens with 16 u32 (see FIXED), then, in this order, each only wh
 runs (values i64, then ends u32 unless there is one run or one per record) of timestamp, expiry, attributes,
 route set, origin, tag set; route dictionary (sizes u32, ids u32); tag dictionary (hashes u64, text sizes u16);
 tag sets (sizes u16, tag indexes u16); offset deltas u32 (compacted batches); header counts u16, header key
-sizes u16, header value sizes u32; key, properties and value sizes u32 (one if all are equal, else one each).
-The blob block: keys | properties | header keys | header values | tag texts | values. A key (or properties)
-that all records share stands there once.
+sizes u16, header value sizes u32; key, properties and value sizes u32 (one if all are equal, else one each);
+tag texts. The blob block: keys | properties | header keys | header values | values. A key (or properties) that
+all records share stands there once. In batches of version 1, which are read and not written any more, the tag
+texts stand in the blob block, before the values.
 """
 
 import struct
@@ -37,7 +38,9 @@ from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteR
 from headrace.core_log.summary import ENTRIES_MAX, key_hash, summarise, tag_hash
 
 BATCH_MAGIC = b"HRb1"
-VERSION = 1
+VERSION = 2
+# Tag texts among the blobs.
+VERSION_1 = 1
 CODEC_NONE = 0
 CODEC_LZ4 = 1
 HEADER = struct.Struct("<4sIQQBBHIQIIIIQqq16sqIIIIII")
@@ -71,6 +74,8 @@ FIXED = struct.Struct("<16I")
 _I64 = struct.Struct("<q")
 _EMPTY = memoryview(b"")
 _SHARED = 0x8000_0000
+# What a lie in a batch whose hash is right may end in.
+_LIES = (struct.error, ValueError, IndexError, OverflowError, lz4.block.LZ4BlockError)
 
 #     0                 8         16               24                40            44
 #     | magic "HRsegm01" | salt u64 | base offset u64 | stream id 16 B | partition u32 | zero u32 | hash u64 | ...
@@ -215,6 +220,8 @@ def encode(
     keys, counts[13] = _encode_sizes(batch.keys, fixed, share=True)
     properties, counts[14] = _encode_sizes(batch.properties, fixed, share=True)
     values, counts[15] = _encode_sizes(batch.values, fixed, share=False)
+    if tags:
+        fixed.append("".join(tags).encode())
     fixed[0] = FIXED.pack(*counts)
 
     if counts[13] & _SHARED:
@@ -231,7 +238,6 @@ def encode(
         b"".join(properties),
         b"".join(header_keys),
         b"".join(header_values),
-        "".join(tags).encode(),
         b"".join(values),
     ]
     fixed_block = b"".join(fixed)
@@ -453,6 +459,8 @@ class Columns(NamedTuple):
     header_keys: memoryview
     header_values: memoryview
     values: memoryview
+    # Where the first four of those end in the blob block, and where the values begin.
+    cuts: tuple[int, int, int, int, int]
 
     @property
     def runs(self) -> tuple[Runs, Runs, Runs, Runs, Runs, Runs]:
@@ -465,18 +473,40 @@ def decode_columns(
 ) -> Columns:
     """Cut a batch into columns. The hash must have been checked; a lie inside raises CorruptLog all the same.
 
-    Without blobs, the blob block is not unpacked: keys, properties, header and tag texts and values are empty. Without
-    tags, the dictionaries of tags are passed over: no record has any.
+    Without blobs, the blob block is not unpacked: keys, properties, header texts and values are empty, until
+    `with_blobs`. Without tags, the dictionaries of tags are passed over: no record has any.
     """
     _refuse_unknown(header)
     try:
         return _decode_columns(data, position, header, blobs, tags)
-    except (struct.error, ValueError, IndexError, OverflowError, lz4.block.LZ4BlockError) as error:
+    except _LIES as error:
         raise CorruptLog("batch", position, header.base_offset, f"columns do not add up ({error})") from error
 
 
+def with_blobs(columns: Columns, data: bytes | memoryview, position: int) -> Columns:
+    """Columns that were decoded without their blobs, with them; from the same bytes."""
+    header = columns.header
+    try:
+        blob = _blobs(data, position, header)
+    except _LIES as error:
+        raise CorruptLog("batch", position, header.base_offset, f"columns do not add up ({error})") from error
+    keys_end, headers_at, names_end, headers_end, values_at = columns.cuts
+    return columns._replace(
+        keys=blob[:keys_end],
+        properties=blob[keys_end:headers_at],
+        header_keys=blob[headers_at:names_end],
+        header_values=blob[names_end:headers_end],
+        values=blob[values_at:],
+    )
+
+
+def _blobs(data: bytes | memoryview, position: int, header: BatchHeader) -> memoryview:
+    start = position + HEADER_SIZE + header.summary_size + header.fixed_stored
+    return _block(memoryview(data)[start : start + header.blob_stored], header.blob_size, header.codec)
+
+
 def _refuse_unknown(header: BatchHeader) -> None:
-    if header.version != VERSION or header.codec > CODEC_LZ4 or header.flags & ~KNOWN_FLAGS:
+    if header.version not in (VERSION, VERSION_1) or header.codec > CODEC_LZ4 or header.flags & ~KNOWN_FLAGS:
         raise UnknownFormat(
             f"batch at offset {header.base_offset}: version {header.version}, codec {header.codec}, "
             f"flags {header.flags:#x} are not known to this release"
@@ -486,13 +516,10 @@ def _refuse_unknown(header: BatchHeader) -> None:
 def _decode_columns(
     data: bytes | memoryview, position: int, header: BatchHeader, blobs: bool, with_tags: bool
 ) -> Columns:
-    view = memoryview(data)
     start = position + HEADER_SIZE + header.summary_size
-    blob_start = start + header.fixed_stored
-    codec = header.codec
-    fixed = bytes(_block(view[start:blob_start], header.fixed_size, codec))
+    fixed = bytes(_block(memoryview(data)[start : start + header.fixed_stored], header.fixed_size, header.codec))
     # What is not looked at must not keep the bytes around it in memory.
-    blob = _block(view[blob_start : blob_start + header.blob_stored], header.blob_size, codec) if blobs else _EMPTY
+    blob = _blobs(data, position, header) if blobs else _EMPTY
     count = header.record_count
     if not 0 < count <= header.span:
         raise ValueError(f"{count} records for {header.span} offsets")
@@ -514,14 +541,15 @@ def _decode_columns(
     tag_hashes: list[int] = []
     text_sizes: tuple[int, ...] = ()
     tag_sets: list[tuple[int, ...]] = [()]
+    is_old = header.version == VERSION_1
+    if counts[8] and (is_old or with_tags):
+        text_sizes = struct.unpack_from(f"<{counts[8]}H", fixed, at + 8 * counts[8])
     if not with_tags:
         at += 10 * counts[8] + 2 * (counts[9] + counts[10])
         runs[5] = zero
     elif counts[8] or counts[9]:
         tag_hashes = list(struct.unpack_from(f"<{counts[8]}Q", fixed, at))
-        at += 8 * counts[8]
-        text_sizes = struct.unpack_from(f"<{counts[8]}H", fixed, at)
-        at += 2 * counts[8]
+        at += 10 * counts[8]
         sizes = struct.unpack_from(f"<{counts[9]}H", fixed, at)
         places = struct.unpack_from(f"<{counts[10]}H", fixed, at + 2 * counts[9])
         at += 2 * (counts[9] + counts[10])
@@ -553,29 +581,29 @@ def _decode_columns(
     keys_to = at + 4 * (counts[13] & ~_SHARED)
     properties_to = keys_to + 4 * (counts[14] & ~_SHARED)
     sizes_to = properties_to + 4 * counts[15]
-    if sizes_to > len(fixed):
-        raise ValueError("fixed block is too short")
+    texts_size = sum(text_sizes)
+    if sizes_to > len(fixed) or (with_tags and not is_old and sizes_to + texts_size != len(fixed)):
+        raise ValueError(f"fixed block is {len(fixed)} bytes, sizes say {sizes_to + texts_size}")
     key_sizes, properties_sizes = fixed[at:keys_to], fixed[keys_to:properties_to]
     value_sizes = fixed[properties_to:sizes_to]
     keys_end = _total(key_sizes, 1 if key_shared else count)
-    headers_at = values_at = keys_end + _total(properties_sizes, 1 if properties_shared else count)
-    header_keys = header_values = blob[:0]
-    tag_texts: list[str] = []
-    if counts[12] or text_sizes:
+    headers_at = names_end = headers_end = keys_end + _total(properties_sizes, 1 if properties_shared else count)
+    if counts[12]:
         names_end = headers_at + int(np.frombuffer(header_key_sizes, dtype="<u2").sum(dtype=np.int64))
-        values_at = names_end + int(np.frombuffer(header_value_sizes, dtype="<u4").sum(dtype=np.int64))
-        header_keys, header_values = blob[headers_at:names_end], blob[names_end:values_at]
-        for size in text_sizes:
-            if blobs:
-                tag_texts.append(str(blob[values_at : values_at + size], "utf-8"))
-            values_at += size
+        headers_end = names_end + int(np.frombuffer(header_value_sizes, dtype="<u4").sum(dtype=np.int64))
+    values_at = headers_end + texts_size if is_old else headers_end
     end = values_at + _total(value_sizes, count)
-    if not with_tags and end < header.blob_size and counts[8]:
-        # What lies between is the texts of tags.
-        values_at += header.blob_size - end
-        end = header.blob_size
     if end != header.blob_size:
         raise ValueError(f"blobs are {header.blob_size} bytes, sizes say {end}")
+    tag_texts: list[str] = []
+    if text_sizes and with_tags:
+        texts = fixed[sizes_to:]
+        if is_old:
+            texts = bytes((blob or _blobs(data, position, header))[headers_end:values_at])
+        low = 0
+        for size in text_sizes:
+            tag_texts.append(str(texts[low : low + size], "utf-8"))
+            low += size
     return Columns(
         header,
         timestamps,
@@ -599,9 +627,10 @@ def _decode_columns(
         value_sizes,
         blob[:keys_end],
         blob[keys_end:headers_at],
-        header_keys,
-        header_values,
+        blob[headers_at:names_end],
+        blob[names_end:headers_end],
         blob[values_at:],
+        (keys_end, headers_at, names_end, headers_end, values_at),
     )
 
 

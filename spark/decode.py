@@ -13,6 +13,7 @@ not made, and without one of bytes the larger block of a batch is not even unpac
     timestamp           timestamp[us, UTC]: when the broker took it, so timestampType (int32) is 1, as Kafka has it
     headers             list<struct<key: string, value: binary>>: the publisher's, whatever the protocol
     tags                list<string>
+    tag                 string: the first of them, which can be grouped by; null: none
     protocol            string: amqp, mqtt or http
     routing_key         string; null for http
     amqp, mqtt          struct: the protocol's own properties; null for records of another. mqtt has the topic
@@ -256,7 +257,7 @@ class _Walk:
 
 
 def _choice(expression: Expression | None, since_us: int | None, until_us: int | None) -> arrow.Choice | None:
-    """The summary has said yes; now the hashes of the tags are asked, then the tags themselves."""
+    """The summary has said yes; now the hashes of the tags are asked, then the tags themselves, then the times."""
     if expression is None and since_us is None and until_us is None:
         return None
 
@@ -281,7 +282,7 @@ def _choice(expression: Expression | None, since_us: int | None, until_us: int |
                         mask = within if mask is None else mask & within
         return mask
 
-    return arrow.Choice(maybe, mask_of, needs_blobs=expression is not None)
+    return arrow.Choice(maybe, mask_of)
 
 
 # -- columns --------------------------------------------------------------------------------------------------------
@@ -399,6 +400,7 @@ FIELDS: dict[str, Any] = {
     "timestampType": pa.int32(),
     "headers": arrow.SCHEMA.field("headers").type,
     "tags": arrow.SCHEMA.field("tags").type,
+    "tag": pa.string(),
     "protocol": pa.string(),
     "routing_key": pa.string(),
     "amqp": pa.struct(

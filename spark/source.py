@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
+from headrace.spark import decode
 from headrace.spark import schema as columns
 from headrace.spark.access import Access, open_access
 from headrace.spark.options import InvalidOption, Position, SourceOptions, Where, check_names, source_options
@@ -109,7 +110,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         # Where there are no tasks, Spark makes a partition of its own.
         if not isinstance(partition, TaskPartition):
             return iter(())
-        return columns.read(
+        return decode.read(
             partition.task,
             columns=self._columns,
             tags=self._bounds.tags,

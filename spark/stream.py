@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.spark import schema as schemas
+from headrace.spark import decode
 from headrace.spark.access import Access, DataLoss, PartitionEnds, TopicInfo, TopicNotFound
 from headrace.spark.options import LATEST, Everywhere, Given, Partitions, Position, Since, SourceOptions, Topics
 from headrace.spark.plan import Task
@@ -259,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         if not isinstance(partition, TaskPartition):
             return iter(())
-        return schemas.read(
+        return decode.read(
             partition.task,
             columns=self._columns,
             tags=self._options.tags,

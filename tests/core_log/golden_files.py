@@ -1,7 +1,8 @@
 """What the golden files hold, made by the present code. `python -m tests.core_log.golden_files` writes them anew.
 
 The files are the format: they were written once and are kept, so that a change of the code that changes bytes on the
-disk cannot pass unnoticed. Rewrite them only together with a new version number in the format.
+disk cannot pass unnoticed. Rewrite them only together with a new version number in the format, and keep those of
+the old one: what was written by an earlier release is still read (the folder version-1).
 """
 
 from collections.abc import Callable
@@ -85,7 +86,8 @@ def compacted() -> RecordBatch:
 
 def compressible() -> RecordBatch:
     batch = RecordBatch(0, 1)
-    batch.add([b"key"] * 40, [b"properties"] * 40, [b"a value like its neighbours"] * 40, timestamp_us=NOW_US)
+    values = [b"a value like its neighbours"] * 40
+    batch.add([b"key"] * 40, [b"properties"] * 40, values, timestamp_us=NOW_US, tags=("eu", "größe"))
     return batch
 
 
@@ -229,8 +231,9 @@ GOLDEN: dict[str, Callable[[], bytes]] = {
 }
 
 
-def path_of(name: str) -> Path:
-    return FOLDER / (name if "." in name else f"{name}.bin")
+def path_of(name: str, version: int = 2) -> Path:
+    folder = FOLDER if version == 2 else FOLDER / f"version-{version}"
+    return folder / (name if "." in name else f"{name}.bin")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def rows(decoded: Sequence[RecordBatch]) -> list[dict[str, object]]:
             "timestamp": record.timestamp_us,
             "properties": record.properties,
             "tags": list(record.tags),
+            "tag": record.tags[0] if record.tags else None,
             "headers": [{"key": name.decode(errors="replace"), "value": value} for name, value in record.headers],
             "protocol": record.attributes & 15,
             "persistent": bool(record.attributes & PERSISTENT),

@@ -33,6 +33,7 @@ from headrace.core_log.format import (
     restamp,
     stamp,
     summary_of,
+    with_blobs,
 )
 from headrace.core_log.record import RecordBatch, RouteReference
 from headrace.core_log.summary import key_hash, may_hold, tag_hash
@@ -66,6 +67,44 @@ def assert_same(found: RecordBatch, batch: RecordBatch) -> None:
 @given(record_batches(), compressions)
 def test_batch_is_what_it_was_before_encoding(batch: RecordBatch, compress: str) -> None:
     assert_same(read_back(stored(batch, compress=compress)), batch)
+
+
+@given(record_batches(), st.sampled_from(["none", "lz4"]))
+def test_blobs_that_are_unpacked_later_are_those_of_a_batch_decoded_whole(batch: RecordBatch, compress: str) -> None:
+    data = stored(batch, compress=compress)
+    header = maybe_header(data, 0, 1)
+    assert header is not None
+    without = decode_columns(data, 0, header, blobs=False)
+    assert [bytes(one) for one in (without.keys, without.values, without.properties)] == [b""] * 3
+    assert with_blobs(without, data, 0) == decode_columns(data, 0, header)
+
+
+def as_version_1(data: bytes) -> bytes:
+    """An uncompressed batch as earlier releases wrote it: tag texts before the values."""
+    header = maybe_header(data, 0, 1)
+    assert header is not None
+    columns = decode_columns(data, 0, header)
+    texts = "".join(columns.tag_texts).encode()
+    fixed_size, blob_size = header.fixed_size - len(texts), header.blob_size + len(texts)
+    fixed_at = HEADER_SIZE + header.summary_size
+    values_at = fixed_at + header.fixed_size + columns.cuts[-1]
+    old = bytearray(data[:HEADER_SIZE])
+    sizes = {"fixed_size": fixed_size, "fixed_stored": fixed_size, "blob_size": blob_size, "blob_stored": blob_size}
+    HEADER.pack_into(old, 0, *header._replace(version=1, **sizes))
+    old += data[HEADER_SIZE : fixed_at + fixed_size]
+    old += data[fixed_at + header.fixed_size : values_at] + texts + data[values_at:]
+    return forged(old)
+
+
+@given(record_batches())
+def test_batch_of_version_1_is_what_it_was_before_encoding(batch: RecordBatch) -> None:
+    data = as_version_1(stored(batch))
+    header = maybe_header(data, 0, 1)
+    assert header is not None and is_whole(data, 0, header)
+    assert_same(decode(data, 0, header), batch)
+    without = decode_columns(data, 0, header, blobs=False)
+    assert with_blobs(without, data, 0) == decode_columns(data, 0, header)
+    assert decode_columns(data, 0, header, tags=False).values == decode_columns(data, 0, header).values
 
 
 @given(gaps)
@@ -327,7 +366,9 @@ def reforged(header: BatchHeader, **changes: int) -> bytes:
     return forged(data)
 
 
-@pytest.mark.parametrize("changes", [{"version": 2}, {"codec": 2}, {"flags": 16}, {"flags": 2, "gap": 99}])
+@pytest.mark.parametrize(
+    "changes", [{"version": 3}, {"version": 0}, {"codec": 2}, {"flags": 16}, {"flags": 2, "gap": 99}]
+)
 def test_what_a_later_release_may_write_is_unknown_and_not_corrupt(changes: dict[str, int]) -> None:
     header = maybe_header(stored(rich_batch()), 0, 1)
     assert header is not None

@@ -10,12 +10,14 @@ from headrace.core_log.format import (
     BatchHeader,
     SegmentHead,
     decode,
+    decode_columns,
     encode,
     encode_segment_head,
     is_whole,
     maybe_header,
     maybe_segment_head,
     stamp,
+    with_blobs,
 )
 from headrace.core_log.index import SparseIndex
 from headrace.core_log.inspection import Tally, partition_of, streams, verify
@@ -27,7 +29,7 @@ from headrace.core_log.segment import Segment
 from headrace.core_log.spec import StreamSpec, folder_of
 from headrace.core_log.storage.memory import MemoryStorage
 
-from .directories import MANY_ROUTES, NOW_US, open_directory
+from .directories import MANY_ROUTES, NOW_US, commit, open_directory
 from .golden_files import (
     CHECKPOINTS,
     CONFIG,
@@ -46,8 +48,8 @@ from .golden_files import (
 )
 
 
-def golden(name: str) -> bytes:
-    return path_of(name).read_bytes()
+def golden(name: str, version: int = 2) -> bytes:
+    return path_of(name, version).read_bytes()
 
 
 def header_at(data: bytes, position: int, salt: int) -> BatchHeader:
@@ -83,6 +85,7 @@ def test_batch_is_decoded_and_encoded_to_the_same_bytes(name: str) -> None:
     assert encoded_again(decode(data, 0, header), header) == data
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     ("name", "batch"),
     [
@@ -92,9 +95,10 @@ def test_batch_is_decoded_and_encoded_to_the_same_bytes(name: str) -> None:
         ("batch-lz4", compressible()),
     ],
 )
-def test_batch_holds_what_was_put_in(name: str, batch: RecordBatch) -> None:
-    data = golden(name)
+def test_batch_holds_what_was_put_in(name: str, batch: RecordBatch, version: int) -> None:
+    data = golden(name, version)
     header = header_at(data, 0, SALT)
+    assert header.version == version
     found = decode(data, 0, header)
     for column in ("keys", "properties", "values", "timestamps", "expiries", "attributes", "origins", "routes", "tags"):
         assert getattr(found, column) == getattr(batch, column), column
@@ -110,8 +114,19 @@ def test_compressed_batch_is_smaller_than_what_it_holds() -> None:
     assert header.size < header.blob_size
 
 
-def test_gap_says_why() -> None:
-    data = golden("batch-gap")
+@pytest.mark.parametrize("name", ["batch-plain", "batch-every-column", "batch-compacted", "batch-lz4"])
+def test_batch_of_version_1_tells_its_tags_with_and_without_its_blobs(name: str) -> None:
+    data = golden(name, 1)
+    header = header_at(data, 0, SALT)
+    whole, without = decode_columns(data, 0, header), decode_columns(data, 0, header, blobs=False)
+    assert without.tag_texts == whole.tag_texts
+    assert with_blobs(without, data, 0) == whole
+    assert decode_columns(data, 0, header, tags=False).values == whole.values
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_gap_says_why(version: int) -> None:
+    data = golden("batch-gap", version)
     gap = decode(data, 0, header_at(data, 0, SALT))
     assert (gap.gap, gap.base_offset, gap.next_offset) == (Gap.UNCLEAN_START, 50, 2**32)
 
@@ -199,9 +214,10 @@ def test_stream_json_is_read() -> None:
     assert (spec.name, spec.kind, spec.partition_count, spec.config, spec.format) == ("golden", "topic", 1, CONFIG, 1)
 
 
-def test_directory_of_golden_files_is_opened_by_the_broker_and_verified() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_directory_of_golden_files_is_opened_by_the_broker_and_verified(version: int) -> None:
     storage = MemoryStorage()
-    segment = segment_in(storage, folder_of(STREAM, 0), golden("segment"))
+    segment = segment_in(storage, folder_of(STREAM, 0), golden("segment", version))
     storage.replace_file(f"{folder_of(STREAM)}/stream.json", golden("stream.json"))
     for name in ("index", "timeindex", "keys"):
         storage.replace_file(f"{segment.stem}.{name}", golden(name))
@@ -214,3 +230,16 @@ def test_directory_of_golden_files_is_opened_by_the_broker_and_verified() -> Non
     log = open_directory(storage, clean=True).streams[STREAM].partitions[0]
     assert [run.batch.values for run in log.read(0)] == [batch.values for batch in batches()]
     assert log.read(3)[0].batch.route_set_at(0) == MANY_ROUTES
+    assert log.read(0)[0].batch.tags_at(0) == ("eu", "vip")
+    # What is appended now is of this version, in the same segment.
+    log.append([b"k"], [b""], [b"new"], timestamp_us=NOW_US, tags=("eu",))
+    commit(log)
+    assert log.read(END_OFFSET)[0].batch.tags_at(0) == ("eu",)
+
+
+def test_journal_of_version_1_is_read() -> None:
+    storage = MemoryStorage()
+    storage.replace_file("journal", golden("journal", 1))
+    first, second = entries(storage)
+    values = [decode(bytes(one.data), 0, header_at(bytes(one.data), 0, SALT)).values for one in (first, second)]
+    assert values == [one.values for one in batches()[:2]]
