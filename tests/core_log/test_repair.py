@@ -326,7 +326,7 @@ def test_batch_that_lies_under_a_right_hash_is_given_up() -> None:
 
 def test_batch_of_a_later_release_is_not_touched() -> None:
     case = Case()
-    forge(case, 0, 2)
+    forge(case, 0, 3)
     with pytest.raises(UnknownFormat):
         plan(look(case.storage))
 
