@@ -40,7 +40,7 @@ from headrace.controller.errors import Invalid, NotFound
 from headrace.controller.placement import Placement
 from headrace.controller.snapshot import Snapshot
 from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Member, RowVersion
-from headrace.core_log.replication.messages import AlterIsr, Report
+from headrace.core_log.replication.messages import AlterIsr, OwnCopy, Report
 
 
 class Trust(Enum):
@@ -92,12 +92,25 @@ class Arrival:
     version: int = 0
     next_view: int = 1
     shards: tuple[Shard, ...] = ()
+    # Of shards that are damaged there, or lie on a disk of their own.
+    copies: tuple[OwnCopy, ...] = ()
 
 
 @dataclass(slots=True)
 class _Session:
     arrival: Arrival
     since_s: float
+    copies: dict[int, OwnCopy] = field(default_factory=dict)
+
+    def member(self, shard: int) -> Member:
+        """This life of the node, on the disk that it has the shard on."""
+        own = self.copies.get(shard)
+        member = self.arrival.member
+        return member if own is None else member._replace(disk=own.disk)
+
+    def is_damaged(self, shard: int) -> bool:
+        own = self.copies.get(shard)
+        return own is not None and own.is_damaged
 
 
 @dataclass(slots=True)
@@ -151,6 +164,7 @@ class Brain:
                 f"node {member.node} has lived since: life {known.incarnation} is registered, not {member.incarnation}"
             )
         self._sessions[member.node] = _Session(arrival, now_s)
+        self.copied(member.node, arrival.copies)
         self._expected.discard(member.node)
         self._away_since_s.pop(member.node, None)
         self._next_view_min = max(self._next_view_min, arrival.next_view)
@@ -167,6 +181,19 @@ class Brain:
                 self._greet(number, member)
         return None
 
+    def copied(self, node: int, copies: Iterable[OwnCopy]) -> None:
+        """What a node has of some shards is damaged, or was set aside and begins anew on a disk of its own (D7)."""
+        session = self._sessions.get(node)
+        if session is None:
+            return
+        before, session.copies = session.copies, {one.shard: one for one in copies}
+        for number in session.copies:
+            if session.is_damaged(number) and not (number in before and before[number].is_damaged):
+                self._note(f"shard {number}: the replica of node {node} is damaged, and counts no longer")
+                watch = self._watches.get(number)
+                if watch is not None:
+                    watch.is_offline = False
+
     def _take_evidence(self, kept: Shard) -> None:
         stored = self.snapshot.shards.get(kept.number)
         watch = self._watches.setdefault(kept.number, _Watch())
@@ -181,7 +208,7 @@ class Brain:
         match watch.trust:
             case Trust.ASKING:
                 before = watch.reports.get(member.node)
-                if before is not None and before.member.disk != member.disk:
+                if before is not None and before.member.disk != self._sessions[member.node].member(number).disk:
                     del watch.reports[member.node]
                 self._effects.append(ToAsk(member.node, number))
             case Trust.RECOVERING:
@@ -206,13 +233,18 @@ class Brain:
             if number in nodes and nodes[number].member == session.arrival.member
         }
 
+    def _fit(self, shard: int) -> dict[int, Member]:
+        """The nodes that are there with a sound copy of a shard, or none, on the disks that they have it on."""
+        sessions = self._sessions
+        return {node: sessions[node].member(shard) for node in self.active if not sessions[node].is_damaged(shard)}
+
     # -- what replicas answer -----------------------------------------------------------------------------------
 
     def reported(self, shard: int, report: Report) -> None:
         watch = self._watches.get(shard)
-        if watch is None and self._is_present(report.member):
+        if watch is None and self._is_present(shard, report.member):
             self._findings[shard, report.member.node] = report
-        if watch is None or watch.trust is not Trust.ASKING or not self._is_present(report.member):
+        if watch is None or watch.trust is not Trust.ASKING or not self._is_present(shard, report.member):
             return
         watch.reports[report.member.node] = report
         self._judge(shard, watch)
@@ -252,7 +284,7 @@ class Brain:
     def fenced(self, shard: int, epoch: int, report: Report) -> None:
         """A replica has given up all below `epoch`, and tells what it had."""
         watch = self._watches.get(shard)
-        if watch is None or watch.trust is not Trust.RECOVERING or not self._is_present(report.member):
+        if watch is None or watch.trust is not Trust.RECOVERING or not self._is_present(shard, report.member):
             return
         watch.reports[report.member.node] = report
         row = self._latest(shard, watch)
@@ -265,9 +297,9 @@ class Brain:
             # What it had before it was fenced for the first time is what counts.
             watch.replies.setdefault(report.member.node, report)
 
-    def _is_present(self, member: Member) -> bool:
+    def _is_present(self, shard: int, member: Member) -> bool:
         session = self._sessions.get(member.node)
-        return session is not None and session.arrival.member == member
+        return session is not None and session.member(shard) == member
 
     def alter(self, shard: int, request: AlterIsr) -> None:
         """A leader asks for another in-sync set; it asks again until an order settles that (E4)."""
@@ -315,9 +347,13 @@ class Brain:
     def force(self, number: int, node: int) -> list[Change]:
         """Let a node lead that may lack what was confirmed, because nobody who has it will come back (E7)."""
         shard = self._shard(number)
-        member = self.active.get(node)
-        if member is None:
+        if node not in self.active:
             raise Invalid(f"node {node} is not there, and cannot lead")
+        member = self._fit(number).get(node)
+        if member is None:
+            raise Invalid(
+                f"the replica of node {node} is damaged, and cannot lead: repair it, or let another node lead"
+            )
         row = self._latest(number, self._watches[number])
         assert row is not None
         if node not in row.replicas:
@@ -420,7 +456,8 @@ class Brain:
                 shard
                 for shard, row in rows.items()
                 if any(
-                    copy.node == number and (copy.disk != arrival.member.disk or (is_new_life and not arrival.clean))
+                    copy.node == number
+                    and (copy.disk != session.member(shard).disk or (is_new_life and not arrival.clean))
                     for copy in (*row.isr, *row.eligible)
                 )
             ]
@@ -452,7 +489,7 @@ class Brain:
         findings = []
         for number in range(self._config.shards):
             for node in nodes:
-                member = self.active[node]
+                member = self._sessions[node].member(number)
                 found = self._findings.get((number, node))
                 if found is not None and found.member == member:
                     findings.append(found)
@@ -467,7 +504,7 @@ class Brain:
         return len(findings) == self._config.shards * len(nodes)
 
     def _born(self, number: int, replicas: tuple[int, ...]) -> Shard:
-        members = [self.active[node] for node in replicas]
+        members = [self._sessions[node].member(number) for node in replicas]
         return Shard(
             number,
             Assignment(
@@ -532,7 +569,7 @@ class Brain:
         shard = self.snapshot.shards[number]
         row = shard.assignment
         found = (
-            self._without_lost_disks(row)
+            self._without_lost_copies(number, row)
             or self._on_request(number, watch, row)
             or self._with_leader(number, watch, shard)
         )
@@ -555,23 +592,33 @@ class Brain:
         if led is None:
             return
         # The row names a life of its leader: the one that replied, if that is registered by now.
-        member = self.active.get(led.leader)
+        member = self._fit(number).get(led.leader)
         if member is not None and member.incarnation == led.leader_incarnation:
             shard = self.snapshot.shards.get(number)
             yield Shard(number, led) if shard is None else replace(shard, assignment=led)
 
-    def _without_lost_disks(self, row: Assignment) -> Assignment | None:
-        for copy in (*row.isr, *row.eligible):
+    def _without_lost_copies(self, number: int, row: Assignment) -> Assignment | None:
+        counted = (*row.isr, *row.eligible)
+        for copy in counted:
             session = self._sessions.get(copy.node)
-            if session is not None and session.arrival.member.disk != copy.disk:
+            if session is None:
+                continue
+            if session.member(number).disk != copy.disk:
+                return without_disk(row, copy.node, self.ballot)
+            # While nobody else has all of it, it stays for an operator to repair.
+            if session.is_damaged(number) and any(self._is_sound(number, other.node) for other in counted):
                 return without_disk(row, copy.node, self.ballot)
         return None
+
+    def _is_sound(self, number: int, node: int) -> bool:
+        session = self._sessions.get(node)
+        return session is None or not session.is_damaged(number)
 
     def _on_request(self, number: int, watch: _Watch, row: Assignment) -> Assignment | None:
         request = watch.request
         if request is None:
             return None
-        found = altered(row, request, self.active, self.ballot)
+        found = altered(row, request, self._fit(number), self.ballot)
         if found is None:
             # It was decided on another row, which has passed: its leader is told of this one.
             watch.request = None
@@ -580,7 +627,7 @@ class Brain:
 
     def _with_leader(self, number: int, watch: _Watch, shard: Shard) -> Assignment | None:
         row = shard.assignment
-        active = self.active
+        active = self._fit(shard.number)
         leader = active.get(row.leader)
         is_led = leader is not None and leader.incarnation == row.leader_incarnation
         if is_led and self.snapshot.nodes[row.leader].state is NodeState.ACTIVE:
@@ -597,7 +644,10 @@ class Brain:
             found = elected(row, active, self.ballot, prefer=prefer)
             if found is None and not watch.is_offline:
                 watch.is_offline = True
-                self._note(f"shard {number} has no leader: none of {_nodes(row)} is there, which have all of it")
+                self._note(
+                    f"shard {number} has no leader: none of nodes {_nodes(row)}, which have all of it, is there and "
+                    "sound"
+                )
         return found
 
     def _handed_over(self, row: Assignment, to: Mapping[int, Member], prefer: Sequence[int]) -> Assignment | None:
@@ -609,7 +659,7 @@ class Brain:
 
     def _moved(self, shard: Shard) -> Shard | None:
         """The next step to where its replicas are to be."""
-        row, target, active = shard.assignment, shard.target, self.active
+        row, target, active = shard.assignment, shard.target, self._fit(shard.number)
         missing = [node for node in target if node not in row.replicas and node in active]
         if missing:
             away = [node for node in row.replicas if node not in target and node not in active]
@@ -646,7 +696,7 @@ class Brain:
         if number not in self._balances_now and been_there_s < self._config.balance_s:
             return None
         self._balances_now.discard(number)
-        return self._handed_over(row, self.active, (first,))
+        return self._handed_over(row, self._fit(number), (first,))
 
     # -- what follows -------------------------------------------------------------------------------------------
 

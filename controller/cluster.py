@@ -36,6 +36,7 @@ from headrace.controller.messages import (
     Announce,
     Ask,
     Beat,
+    Copies,
     Delta,
     Fence,
     Message,
@@ -60,7 +61,7 @@ from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFor
 from headrace.core_log.peer.errors import LinkError, PeerGone, PeerUnreachable
 from headrace.core_log.peer.frames import Purpose
 from headrace.core_log.replication.assignment import NO_BALLOT, NOBODY, Assignment, Ballot, Member
-from headrace.core_log.replication.messages import AlterIsr, Report
+from headrace.core_log.replication.messages import AlterIsr, OwnCopy, Report
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +79,9 @@ class Replicas(Protocol):
         """None: a later controller was promised. A shard that is not here yet answers as one that has nothing."""
 
     async def fence(self, shard: int, ballot: Ballot, epoch: int) -> Report | None: ...
+
+    def copies(self) -> tuple[OwnCopy, ...]:
+        """Of shards whose copy here is damaged, or lies on a disk of its own (core_log/replication/damaged.py)."""
 
     async def obey(self, shard: int, ballot: Ballot, assignment: Assignment) -> bool:
         """False: a later controller was promised. A shard that is not here yet is made, if the row names this node; one
@@ -225,6 +229,10 @@ class ClusterAgent:
     def alter(self, shard: int, request: AlterIsr) -> None:
         """A leader's request, for the controller. It may be lost: ask again until an order settles it."""
         self._tell(Alter(shard, request))
+
+    def copies_changed(self) -> None:
+        """A replica was found to be damaged, or was set aside."""
+        self._tell(Copies(self._replicas.copies()))
 
     def leader_of(self, vhost: str) -> int | None:
         """The node that leads the vhost's shard, as far as is known here; None: nobody, or no such vhost."""
@@ -490,6 +498,7 @@ class ClusterAgent:
             self._kept.ballot,
             snapshot.next_view,
             tuple(snapshot.shards.values()),
+            self._replicas.copies(),
         )
 
     def _tell(self, message: Message) -> None:

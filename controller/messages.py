@@ -7,7 +7,7 @@ with `UnknownMessage`: to pass over what one does not understand would be to obe
     Register                        ->
                                     <-          Welcome, then Whole ... or Delta ...; or Unwanted
     Beat                           <->          Beat, so often that silence is noticed
-    Alter, Commit, Operate          ->
+    Alter, Copies, Commit, Operate  ->
                                     <-          Delta, then Outcome of each Commit and Operate
                                     <-          Ask, Fence, Order: what replicas promise and obey
     Reported, Obeyed, Outvoted      ->
@@ -22,7 +22,7 @@ import msgspec
 from headrace.controller.entities import Endpoint, Shard
 from headrace.core_log.peer.errors import LinkError
 from headrace.core_log.replication.assignment import Assignment, Ballot, Member
-from headrace.core_log.replication.messages import AlterIsr, Report
+from headrace.core_log.replication.messages import AlterIsr, OwnCopy, Report
 
 # The one kind of frame that there is on these links.
 FRAME_KIND = 1
@@ -49,6 +49,14 @@ class Register(_Message):
     ballot: Ballot
     next_view: int
     shards: tuple[Shard, ...]
+    # What it has of some shards is not simply what its disk held.
+    copies: tuple[OwnCopy, ...] = ()
+
+
+class Copies(_Message):
+    """The same as in Register, as it is now."""
+
+    copies: tuple[OwnCopy, ...]
 
 
 class Welcome(_Message):
@@ -178,6 +186,7 @@ class Outcome(_Message):
 
 Message: TypeAlias = (
     Register
+    | Copies
     | Welcome
     | Unwanted
     | Announce

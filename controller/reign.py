@@ -35,6 +35,7 @@ from headrace.controller.messages import (
     Ask,
     Beat,
     Commit,
+    Copies,
     Delta,
     Fence,
     Message,
@@ -335,7 +336,13 @@ class Reign:
         """One node, from its Register until its link ends, it falls silent, or this term is over."""
         member = register.member
         arrival = Arrival(
-            member, register.endpoints, register.clean, register.version, register.next_view, register.shards
+            member,
+            register.endpoints,
+            register.clean,
+            register.version,
+            register.next_view,
+            register.shards,
+            register.copies,
         )
         refusal = self.ended or self.brain.joined(arrival, self._env.clock.monotonic())
         if refusal:
@@ -406,6 +413,8 @@ class Reign:
                 self.end(f"node {session.node} has promised a later controller, of ballot {tuple(ballot)}")
             case Alter(shard, request):
                 brain.alter(shard, request)
+            case Copies(copies):
+                brain.copied(session.node, copies)
             case Commit(number, text):
                 self._requests.append(_Request(session, number, _wanted(text), is_operation=False))
             case Operate(number, name, arguments):

@@ -21,7 +21,7 @@ from headrace.core_log.committer import Committer
 from headrace.core_log.compaction import compact
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.env import Env
-from headrace.core_log.errors import DiskFull, Refused, StorageError
+from headrace.core_log.errors import CorruptLog, DiskFull, Refused, StorageError
 from headrace.core_log.ids import StreamId
 from headrace.core_log.journal import CommitJournal, replay
 from headrace.core_log.key_index import KeyIndex
@@ -113,6 +113,10 @@ class LogDirectory:
             )
         storage.sync_dir("")
         return directory
+
+    def on_damage(self, tell: Callable[[CorruptLog], None]) -> None:
+        """`tell` hears of what was committed and no longer reads back, whoever found that."""
+        self._shared.on_damage = tell
 
     def begin_stint(self, epoch: int, leader_id: int) -> None:
         """Logs that are created from now on belong to this leader's stint."""

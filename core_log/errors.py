@@ -35,6 +35,10 @@ class SequenceRefused(Refused):
     """An idempotent publish below the window, with a gap (internal producers), or from a fenced epoch."""
 
 
+class DamagedBatch(Refused):
+    """What was handed in to be stored is not what somebody encoded. The log is as it was."""
+
+
 class StorageError(HeadraceError):
     """Disk or data. The partition stops serving; nothing in doubt is acknowledged."""
 

@@ -20,7 +20,15 @@ from headrace.core_log.checkpoint import Checkpoint, CheckpointFile
 from headrace.core_log.config import LogConfig
 from headrace.core_log.env import Clock, Ids
 from headrace.core_log.epochs import EpochHistory
-from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Refused, SequenceRefused, UnknownFormat
+from headrace.core_log.errors import (
+    CorruptLog,
+    DamagedBatch,
+    DiskFull,
+    OffsetOutOfRange,
+    Refused,
+    SequenceRefused,
+    UnknownFormat,
+)
 from headrace.core_log.format import (
     FLAG_FIRST_OF_SEGMENT,
     FLAG_GAP,
@@ -112,6 +120,8 @@ class Shared:
     # The stint in which logs are born.
     epoch: int = 1
     leader_id: int = 0
+    # Told when what was committed does not read back, besides whoever reads.
+    on_damage: Callable[[CorruptLog], None] = lambda error: None
 
     def touch(self, segment: Segment) -> None:
         self.indexed.pop(segment.stem, None)
@@ -885,6 +895,15 @@ class PartitionLog:
 
     # -- as one of several replicas -----------------------------------------------------------------------------
 
+    def check_stored(self, offset: int) -> None:
+        """Is the batch that covers this offset what was written? Tells of damage where it is not."""
+        if self.replica_start <= offset < self.written_end:
+            segment = self._segment_of(offset)
+            try:
+                segment.read_whole(segment.locate(offset, self.config.index_interval_bytes))
+            except CorruptLog as error:
+                self.shared.on_damage(error)
+
     @property
     def replica_start(self) -> Offset:
         """Where a replica that has nothing yet begins: batches may refer to others before them in their segment."""
@@ -901,7 +920,9 @@ class PartitionLog:
         while at < len(data):
             header = maybe_header(data, at, int.from_bytes(data[at + 8 : at + 16], "little"))
             if header is None or not is_whole(data, at, header):
-                raise Refused(f"{self.folder}: a batch from the leader at offset {self.end} is damaged or not whole")
+                raise DamagedBatch(
+                    f"{self.folder}: a batch from the leader at offset {self.end} is damaged or not whole"
+                )
             last_epoch = self._load_epochs().latest.epoch
             if header.base_offset != self.written_end or header.leader_epoch < last_epoch:
                 raise Refused(
@@ -1245,7 +1266,13 @@ class PartitionLog:
         return segment
 
     def _read_segment(self, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
-        segment = self._segment_of(offset)
+        try:
+            return self._checked(self._segment_of(offset), offset, end, bytes_max)
+        except CorruptLog as error:
+            self.shared.on_damage(error)
+            raise
+
+    def _checked(self, segment: Segment, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
         position = segment.locate(offset, self.config.index_interval_bytes)
         data = segment.file.read(position, max(bytes_max, HEADER_SIZE))
         batches: list[RecordBatch] = []
@@ -1289,7 +1316,13 @@ class PartitionLog:
         end = int(self.high_watermark) if end is None else end
         if offset < self.log_start or offset > end:
             raise OffsetOutOfRange(offset, self.log_start, end)
-        wanted = partial(_holds_any, hashes)
+        try:
+            yield from self._scan(offset, partial(_holds_any, hashes), end)
+        except CorruptLog as error:
+            self.shared.on_damage(error)
+            raise
+
+    def _scan(self, offset: int, wanted: Callable[[bytes], bool], end: int) -> Iterator[RecordBatch]:
         while offset < min(end, self.written_end):
             segment = self._segment_of(offset)
             position: int | None = segment.locate(offset, self.config.index_interval_bytes)
@@ -1309,6 +1342,13 @@ class PartitionLog:
         rest of it is not unpacked. Batches in memory are cheap to read, and all count as such."""
         if offset < self.log_start or offset > end:
             raise OffsetOutOfRange(offset, self.log_start, end)
+        try:
+            return self._passed_over(offset, sieve, end)
+        except CorruptLog as error:
+            self.shared.on_damage(error)
+            raise
+
+    def _passed_over(self, offset: int, sieve: Sieve, end: int) -> tuple[int, bool]:
         in_memory = int(self._tail[0].base_offset if self._tail else self.written_end)
         stop = min(end, in_memory)
         left = PASSED_OVER_MAX

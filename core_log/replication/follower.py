@@ -6,11 +6,13 @@ What the leader says is done only while it leads in the stint that is kept here;
 Neighbours: replica.py says what may be done, shard.py owns the logs, leader.py is the other end.
 """
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import trio
 
+from headrace.core_log.errors import DamagedBatch
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.peer.errors import PeerGone
 from headrace.core_log.peer.link import PeerLink
@@ -23,7 +25,7 @@ from headrace.core_log.replication.frames import (
     decode_refusal,
     encode,
 )
-from headrace.core_log.replication.messages import Go, LogId
+from headrace.core_log.replication.messages import Go, LogId, Suspect
 from headrace.core_log.replication.records import in_portions
 from headrace.core_log.spec import StreamSpec
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from headrace.core_log.replication.shard import ShardReplica
 
 APPEND_BYTES = 512 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 class Following:
@@ -139,7 +143,12 @@ class Following:
             log = shard.logs.get(granted.log)
             if log is None:
                 return
-            log.append_stored(portion)
+            try:
+                log.append_stored(portion)
+            except DamagedBatch as error:
+                _log.error("shard %d: %s; its leader is asked to look", shard.shard, error)
+                await self._link.send(Kind.SUSPECT, encode(Suspect(granted.log, int(log.written_end))))
+                raise
             if len(data) > APPEND_BYTES:
                 await trio.lowlevel.checkpoint()
         self._refuse_old(frame)

@@ -4,6 +4,7 @@
     2  answer    leader -> follower   the row, streams that came, changed or went, what to do with logs; behind the
                                       frame, unframed, the stored batches of each `Granted`, `size` octets each
     3  refusal   leader -> follower   it is not the leader of that stint; nothing was changed
+    4  suspect   follower -> leader   a batch came that is not what somebody wrote: the leader looks at its own
 
 Payloads are msgpack; values travel as arrays in the order of their fields.
 """
@@ -16,7 +17,7 @@ import msgspec
 
 from headrace.core_log.peer.errors import PeerGone
 from headrace.core_log.replication.assignment import Copy, RowVersion, Stint
-from headrace.core_log.replication.messages import Answer, Begin, Cut, Explain, Fetch, Go, LogId
+from headrace.core_log.replication.messages import Answer, Begin, Cut, Explain, Fetch, Go, LogId, Suspect
 from headrace.core_log.spec import StreamSpec
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ class Kind(IntEnum):
     FETCH = 1
     ANSWER = 2
     REFUSAL = 3
+    SUSPECT = 4
 
 
 class FetchFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +78,7 @@ _encoder = msgspec.msgpack.Encoder()
 _fetches = msgspec.msgpack.Decoder(FetchFrame)
 _answers = msgspec.msgpack.Decoder(AnswerFrame)
 _refusals = msgspec.msgpack.Decoder(RefusalFrame)
+_suspects = msgspec.msgpack.Decoder(Suspect)
 
 encode = _encoder.encode
 
@@ -91,6 +94,10 @@ def decode_answer(data: bytes) -> AnswerFrame:
 
 def decode_refusal(data: bytes) -> RefusalFrame:
     return _decode(_refusals, data)
+
+
+def decode_suspect(data: bytes) -> Suspect:
+    return _decode(_suspects, data)
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes) -> T:

@@ -23,9 +23,10 @@ from headrace.core_log.replication.frames import (
     Kind,
     RefusalFrame,
     decode_fetch,
+    decode_suspect,
     encode,
 )
-from headrace.core_log.replication.messages import Answer, Begin, Cut, Explain, Fenced, Go, LogId
+from headrace.core_log.replication.messages import Answer, Begin, Cut, Explain, Fenced, Go, LogId, Suspect
 from headrace.core_log.replication.records import next_records
 from headrace.core_log.spec import StreamSpec
 
@@ -73,13 +74,17 @@ class FollowerSession:
                 nursery.start_soon(self._answer)
                 while True:
                     kind, data = await self._link.receive()
-                    if kind != Kind.FETCH:
+                    if kind == Kind.SUSPECT:
+                        self._look_at(decode_suspect(data))
+                    elif kind == Kind.FETCH:
+                        await self._hear(decode_fetch(data))
+                    else:
                         raise PeerGone(f"a frame of kind {kind} is none that a follower sends")
-                    await self._hear(decode_fetch(data))
 
     async def _hear(self, frame: FetchFrame) -> None:
         fetch = frame.fetch
-        if fetch.member != self.member:
+        # Its disk is the node's, or one that this shard has got since.
+        if fetch.member[:2] != self.member[:2]:
             raise PeerGone(f"node {self.member.node} speaks for another: {fetch.member}")
         answer = self._shard.replica.serve(fetch)
         if not isinstance(answer, Answer):
@@ -103,6 +108,11 @@ class FollowerSession:
             self._is_wanted = True
         self._shard.heard(self, [one.log for one in answer.logs])
         self._wake.set()
+
+    def _look_at(self, suspect: Suspect) -> None:
+        log = self._shard.logs.get(suspect.log)
+        if log is not None:
+            log.check_stored(suspect.offset)
 
     def _know(self, streams: tuple[UUID, ...]) -> None:
         """What the follower holds: of streams that are deleted here it is told again."""

@@ -67,6 +67,13 @@ class Explain(NamedTuple):
     log: LogId
 
 
+class Suspect(NamedTuple):
+    """A follower could not take the batch that covers this offset: is it what the leader once wrote?"""
+
+    log: LogId
+    offset: int
+
+
 class Answer(NamedTuple):
     """Whose word it is, the row that this one leads by, and what is to be done with each log that was told of."""
 
@@ -98,6 +105,15 @@ class AlterIsr(NamedTuple):
     isr: tuple[Copy, ...]
     # Which life of the one that joins has caught up (E5).
     joining: Member | None
+
+
+class OwnCopy(NamedTuple):
+    """What a node has of a shard, where that is not simply what its disk held."""
+
+    shard: int
+    # The shard's own; the node's is another.
+    disk: UUID
+    is_damaged: bool
 
 
 class Report(NamedTuple):

@@ -8,15 +8,15 @@ be trusted, or when a leader's records contradict what was committed here (E3): 
     <data>/shards/<n>/     streams/, journal, trash/, recycled/ as in every log directory
         kept               what this replica promised, and the row it acted on (kept.py)
         deleted            streams that others may not have deleted yet (deletions.py)
+        damaged disk aside/    of one that does not read back what was committed (damaged.py)
 
 Neighbours: follower.py and leader.py are the two ends of its links; the node hands in how to connect, how to ask the
 controller for another in-sync set, and what to do when it begins or ceases to lead.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from uuid import UUID
 
 import trio
@@ -24,53 +24,25 @@ import trio
 from headrace.core_log.config import DirectoryConfig
 from headrace.core_log.directory import TRASH, LogDirectory
 from headrace.core_log.env import Env
-from headrace.core_log.errors import DiskFull, Refused, UnknownFormat
+from headrace.core_log.errors import CorruptLog, DiskFull, Refused, UnknownFormat
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.peer.errors import LinkError
 from headrace.core_log.peer.link import PeerLink
-from headrace.core_log.replication.assignment import Assignment, Ballot, Copy, Member, RowVersion, Stint
+from headrace.core_log.replication.assignment import Assignment, Ballot, Member, Stint
 from headrace.core_log.replication.config import ReplicationConfig
+from headrace.core_log.replication.damaged import aside_count, read_mark, remove_aside
 from headrace.core_log.replication.deletions import Deletions
 from headrace.core_log.replication.follower import Following
 from headrace.core_log.replication.kept import read_kept, write_kept
 from headrace.core_log.replication.leader import FollowerSession
 from headrace.core_log.replication.messages import AlterIsr, LogId, Report
 from headrace.core_log.replication.replica import CutBelowWatermark, Kept, Replica
+from headrace.core_log.replication.status import FollowerStatus, Role, ShardStatus
+
+# How often it is looked whether damaged files have lain aside long enough.
+ASIDE_LOOK_S = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-class Role(Enum):
-    LEADER = "leader"
-    FOLLOWER = "follower"
-    # No leader is known, or this node is the one of an earlier life.
-    WAITING = "waiting"
-
-
-@dataclass(frozen=True, slots=True)
-class FollowerStatus:
-    node: int
-    is_in_sync: bool
-    is_connected: bool
-    # Records that it has not synced yet, in all logs.
-    record_lag: int
-    # How long ago it had all that there was.
-    behind_s: float
-    sent_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardStatus:
-    shard: int
-    role: Role
-    stint: Stint
-    version: RowVersion
-    isr: tuple[Copy, ...]
-    # Records that are written here and not known to be committed, in all logs.
-    watermark_lag: int
-    log_count: int
-    followers: tuple[FollowerStatus, ...]
-    received_bytes: int
 
 
 @dataclass(slots=True)
@@ -141,6 +113,10 @@ class ShardReplica:
         # Catalog at which each deletion was noticed.
         self._deleted_at: dict[UUID, int] = {}
         self._received_bytes = 0
+        self._aside_count = 0
+        # What was found to be damaged; set once.
+        self._damage: CorruptLog | None = None
+        self._found_damage = trio.Event()
         self._taking_part = trio.CancelScope()
         # Set while nobody leads or follows here.
         self._left = trio.Event()
@@ -151,6 +127,9 @@ class ShardReplica:
     async def open(self, *, clean: bool) -> None:
         """Open the logs, and what was promised. Raises CorruptLog, UnknownFormat."""
         storage = self.env.storage
+        found = await self.env.worker.run(lambda: read_mark(storage))
+        if found is not None:
+            raise found
         kept = await self.env.worker.run(lambda: read_kept(storage))
         self.directory = await LogDirectory.open(self.env, self._directory_config, clean=clean)
         if kept is None and self.directory.streams:
@@ -162,15 +141,47 @@ class ShardReplica:
         self.directory.pinned_from = _everything
         self.directory.committer.on_written = self._on_written
         self.directory.committer.on_synced = self._on_synced
+        loop = trio.lowlevel.current_trio_token()
+        # Also from threads that read.
+        self.directory.on_damage(lambda error: loop.run_sync_soon(self.note_damage, error))
+        self._aside_count = await self.env.worker.run(lambda: aside_count(storage))
         self.note_streams()
         await self.env.worker.run(self.deletions.save)
         await self.keep()
 
     async def run(self) -> None:
-        """Until cancelled. Raises when this replica must not go on."""
+        """Until cancelled. Raises when this replica must not go on; CorruptLog (in a group) when it alone must not, and
+        nothing else is wrong."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.directory.run)
             nursery.start_soon(self._take_part)
+            nursery.start_soon(self._end_by_damage)
+            if self._aside_count:
+                nursery.start_soon(self._forget_aside)
+
+    def note_damage(self, error: CorruptLog) -> None:
+        """Something that was committed does not read back: this replica ends."""
+        self._damage = self._damage or error
+        self._found_damage.set()
+
+    async def _end_by_damage(self) -> None:
+        await self._found_damage.wait()
+        assert self._damage is not None
+        raise self._damage
+
+    async def abandon(self) -> None:
+        """After `run` has ended: nobody fetches here any more, and what was promised last is on the disk."""
+        async with self.changing:
+            self._sessions_end()
+            await self.keep()
+
+    async def _forget_aside(self) -> None:
+        storage = self.env.storage
+        while self._aside_count:
+            before_ms = self.env.clock.wall_us() // 1000 - self._directory_config.trash_ms
+            await self.env.worker.run(lambda before_ms=before_ms: remove_aside(storage, before_ms))  # type: ignore[misc]
+            self._aside_count = await self.env.worker.run(lambda: aside_count(storage))
+            await self.env.clock.sleep(ASIDE_LOOK_S)
 
     async def _take_part(self) -> None:
         self._left = trio.Event()
@@ -381,6 +392,9 @@ class ShardReplica:
         session = self._sessions[node] = FollowerSession(self, link)
         try:
             await session.run()
+        except* CorruptLog as group:
+            # Found while a batch was looked for.
+            self.note_damage(next(_leaves(group)))
         except* LinkError as group:
             _log.debug("shard %d: the link of follower %d ended: %s", self.shard, node, group.exceptions)
         finally:
@@ -517,6 +531,7 @@ class ShardReplica:
             len(self.logs),
             tuple(self._follower_status(node, now) for node in others),
             self._received_bytes + (0 if self._following is None else self._following.received_bytes),
+            self._aside_count,
         )
 
     def _follower_status(self, node: int, now: float) -> FollowerStatus:
@@ -530,6 +545,14 @@ class ShardReplica:
             0.0 if pace is None or not lag else now - pace.caught_up_at,
             0 if session is None else session.sent_bytes,
         )
+
+
+def _leaves(group: BaseExceptionGroup[CorruptLog]) -> Iterator[CorruptLog]:
+    for one in group.exceptions:
+        if isinstance(one, BaseExceptionGroup):
+            yield from _leaves(one)
+        else:
+            yield one
 
 
 def _everything(log: PartitionLog) -> int | None:

@@ -12,7 +12,7 @@ import trio
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
-from headrace.core_log.replication.shard import Role, ShardStatus
+from headrace.core_log.replication.status import Role, ShardStatus
 from headrace.gateways.delivery.access import Access
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.authentication import Authentication
@@ -76,6 +76,7 @@ class NodeDoor:
                 "streams": one.log_count,
                 "uncommitted": one.watermark_lag,
                 "received_bytes": one.received_bytes,
+                "set_aside": one.aside_count,
                 "followers": [
                     {
                         "node": follower.node,
@@ -114,6 +115,8 @@ def of_replicas(statuses: Sequence[ShardStatus]) -> Iterator[Metric]:
     leads = gauge("leads", "Whether this node leads the shard", ["shard"])
     uncommitted = gauge("uncommitted_records", "Written here and not known to be committed", ["shard"])
     received = gauge("received_bytes", "Taken from leaders since the start", ["shard"])
+    damaged = gauge("damaged", "Whether this replica is damaged, and waits to be fetched anew", ["shard"])
+    aside = gauge("set_aside", "Damaged replicas of the shard whose files are still kept here", ["shard"])
     in_sync = gauge("follower_in_sync", "Whether a follower of what is led here is in sync", ["shard", "node"])
     lag = gauge("follower_lag_records", "What a follower has not synced yet", ["shard", "node"])
     behind = gauge("follower_behind_seconds", "How long ago a follower had all that there was", ["shard", "node"])
@@ -122,12 +125,14 @@ def of_replicas(statuses: Sequence[ShardStatus]) -> Iterator[Metric]:
         leads.add_metric(shard, one.role is Role.LEADER)
         uncommitted.add_metric(shard, one.watermark_lag)
         received.add_metric(shard, one.received_bytes)
+        damaged.add_metric(shard, one.role is Role.DAMAGED)
+        aside.add_metric(shard, one.aside_count)
         for follower in one.followers:
             both = [*shard, str(follower.node)]
             in_sync.add_metric(both, follower.is_in_sync)
             lag.add_metric(both, follower.record_lag)
             behind.add_metric(both, follower.behind_s)
-    yield from (leads, uncommitted, received, in_sync, lag, behind)
+    yield from (leads, uncommitted, received, damaged, aside, in_sync, lag, behind)
 
 
 def _metrics() -> list[Operation]:

@@ -252,7 +252,7 @@ class _Node:
             commons.authentication,
             alarms,
             metadata_version=lambda: metadata.snapshot.version,
-            statuses=lambda: [replica.status() for replica in self.shards.replicas.values()],
+            statuses=self.shards.statuses,
             served=lambda: [(number, service.http) for number, service in self.shards.services()],
             config=config.http.door(),
             version=__version__,

@@ -1,7 +1,9 @@
 """The shards of a cluster's node: the replicas that it has, those that it leads, and the way to who leads the others.
 Driver.
 
-Replicas come with the first order that names this node, and go with the first that no longer does. Neighbours:
+Replicas come with the first order that names this node, and go with the first that no longer does. One whose files turn
+out to be damaged leaves the others be: it is a DamagedReplica until others have taken over, and then begins anew.
+Neighbours:
 core_log/replication/shard.py is one of them, led_shard.py what is served of one that is led, controller/cluster.py
 brings the orders, cluster_node.py puts it all together.
 """
@@ -10,6 +12,8 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import cast
+from uuid import UUID
 
 import trio
 
@@ -17,15 +21,19 @@ from headrace.controller.cluster import PEER, ClusterAgent
 from headrace.core_log.config import DirectoryConfig
 from headrace.core_log.directory import remove_tree
 from headrace.core_log.env import Env
+from headrace.core_log.errors import CorruptLog
 from headrace.core_log.peer.errors import LinkError, PeerUnreachable
 from headrace.core_log.peer.frames import Hello, Purpose
 from headrace.core_log.peer.link import PeerLink, Peers
 from headrace.core_log.peer.wire import SocketWire
 from headrace.core_log.replication.assignment import Assignment, Ballot, Member, Stint
 from headrace.core_log.replication.config import ReplicationConfig
-from headrace.core_log.replication.messages import Report
+from headrace.core_log.replication.damaged import DamagedReplica, read_disk
+from headrace.core_log.replication.messages import OwnCopy, Report
 from headrace.core_log.replication.shard import ShardReplica
+from headrace.core_log.replication.status import ShardStatus
 from headrace.core_log.storage.contract import Storage
+from headrace.exits import causes
 from headrace.gateways.relay.answering import RelayAnswers
 from headrace.gateways.relay.leaders import NoLeader
 from headrace.led_shard import LedShard
@@ -79,7 +87,12 @@ class Shards:
         self._directory = directory
         self._replication = replication
         self._kept: dict[int, _Kept] = {}
+        self._damaged: dict[int, DamagedReplica] = {}
+        # Of shards that lie on a disk of their own.
+        self._disks: dict[int, UUID] = {}
         self._making = trio.Lock()
+        # What the controller wants of a replica, and that it was found to be damaged, one after the other.
+        self._turns: dict[int, trio.Lock] = {}
         self._nursery: trio.Nursery | None = None
         self._leaders: dict[str, int | None] = {}
         self._changed = trio.Event()
@@ -93,7 +106,8 @@ class Shards:
             self._nursery = nursery
             if self._env.storage.exists(FOLDER):
                 for name in sorted(self._env.storage.list(FOLDER), key=int):
-                    await self._have(int(name))
+                    async with self._turn(int(name)):
+                        await self._have(int(name))
             self.agent.changed.append(self._look)
             task_status.started()
             await trio.sleep_forever()
@@ -112,10 +126,14 @@ class Shards:
                     await led.step_down("this node stops")
         for kept in list(self._kept.values()):
             await kept.replica.close()
+        self._kept = {}
 
     @property
-    def replicas(self) -> dict[int, ShardReplica]:
-        return {number: kept.replica for number, kept in self._kept.items()}
+    def replicas(self) -> dict[int, ShardReplica | DamagedReplica]:
+        return {**{number: kept.replica for number, kept in self._kept.items()}, **self._damaged}
+
+    def statuses(self) -> list[ShardStatus]:
+        return [replica.status() for replica in self.replicas.values()]
 
     def services(self) -> Iterable[tuple[int, Service]]:
         """Of the shards that are served here."""
@@ -125,30 +143,52 @@ class Shards:
 
     # -- replicas -------------------------------------------------------------------------------------------------
 
+    def copies(self) -> tuple[OwnCopy, ...]:
+        own = {number: OwnCopy(number, disk, False) for number, disk in self._disks.items()}
+        own |= {number: OwnCopy(number, one.member.disk, True) for number, one in self._damaged.items()}
+        return tuple(found for _number, found in sorted(own.items()))
+
     async def promise(self, shard: int, ballot: Ballot) -> Report | None:
-        return await (await self._have(shard)).replica.promise(ballot)
+        async with self._turn(shard):
+            return await (await self._have(shard)).promise(ballot)
 
     async def fence(self, shard: int, ballot: Ballot, epoch: int) -> Report | None:
-        return await (await self._have(shard)).replica.fence(ballot, epoch)
+        async with self._turn(shard):
+            return await (await self._have(shard)).fence(ballot, epoch)
 
     async def obey(self, shard: int, ballot: Ballot, assignment: Assignment) -> bool:
-        kept = await self._have(shard)
-        is_obeyed = await kept.replica.obey(ballot, assignment)
-        if is_obeyed and self._member.node not in assignment.replicas:
-            await self._let_go(shard, kept)
-        return is_obeyed
+        async with self._turn(shard):
+            replica = await self._have(shard)
+            is_obeyed = await replica.obey(ballot, assignment)
+            if is_obeyed and self._member.node not in assignment.replicas:
+                await self._let_go(shard)
+            elif isinstance(replica, DamagedReplica) and replica.is_superfluous:
+                await replica.set_aside()
+                del self._damaged[shard]
+                await self._have(shard)
+                self.agent.copies_changed()
+            return is_obeyed
 
-    async def _have(self, number: int) -> _Kept:
+    def _turn(self, number: int) -> trio.Lock:
+        return self._turns.setdefault(number, trio.Lock())
+
+    async def _have(self, number: int) -> ShardReplica | DamagedReplica:
         async with self._making:
+            if number in self._damaged:
+                return self._damaged[number]
             kept = self._kept.get(number)
-            if kept is None:
-                kept = self._kept[number] = await self._open(number)
-            return kept
+            if kept is not None:
+                return kept.replica
+            return await self._open(number)
 
-    async def _open(self, number: int) -> _Kept:
+    async def _open(self, number: int) -> ShardReplica | DamagedReplica:
         assert self._nursery is not None, "orders are taken while it runs"
         storage = await self._env.worker.run(lambda: self._storage_of(f"{FOLDER}/{number}"))
         env = replace(self._env, storage=storage)
+        own_disk = await self._env.worker.run(lambda: read_disk(storage))
+        if own_disk is not None:
+            self._disks[number] = own_disk
+        member = self._member._replace(disk=own_disk or self._member.disk)
 
         async def connect(node: int) -> PeerLink:
             return await self._connect(node, Purpose.FETCH, str(number).encode())
@@ -159,7 +199,7 @@ class Shards:
         replica = ShardReplica(
             env,
             number,
-            self._member,
+            member,
             self._directory,
             connect=connect,
             alter=self.agent.alter,
@@ -167,25 +207,53 @@ class Shards:
             leading=lambda stint: self._lead(kept, stint),
             config=self._replication,
         )
-        await replica.open(clean=self._clean)
-        kept = _Kept(env, replica)
+        try:
+            await replica.open(clean=self._clean)
+        except CorruptLog as error:
+            return await self._is_damaged(env, number, member, error)
+        kept = self._kept[number] = _Kept(env, replica)
         self._nursery.start_soon(self._run, kept)
-        return kept
+        return replica
 
     async def _run(self, kept: _Kept) -> None:
+        found: list[CorruptLog] = []
         try:
             with kept.scope:
                 await kept.replica.run()
+        except* CorruptLog as group:
+            found += cast(list[CorruptLog], causes(group))
         finally:
             kept.ended.set()
+        if found:
+            await self._put_out_of_service(kept, found[0])
 
-    async def _let_go(self, number: int, kept: _Kept) -> None:
+    async def _put_out_of_service(self, kept: _Kept, error: CorruptLog) -> None:
+        number = kept.replica.shard
+        async with self._turn(number), self._making:
+            if self._kept.get(number) is not kept:
+                return
+            await self._stepped_down(kept)
+            await kept.replica.abandon()
+            del self._kept[number]
+            await self._is_damaged(kept.env, number, kept.replica.member, error)
+        self.agent.copies_changed()
+
+    async def _is_damaged(self, env: Env, number: int, member: Member, error: CorruptLog) -> DamagedReplica:
+        damaged = DamagedReplica(env, number, member, error)
+        await damaged.open()
+        self._damaged[number] = damaged
+        return damaged
+
+    async def _let_go(self, number: int) -> None:
         """This node is no longer one of the shard's; others have all that it had."""
         async with self._making:
-            del self._kept[number]
-            await self._stepped_down(kept)
-            kept.scope.cancel()
-            await kept.ended.wait()
+            self._damaged.pop(number, None)
+            self._disks.pop(number, None)
+            kept = self._kept.pop(number, None)
+            if kept is not None:
+                await self._stepped_down(kept)
+                kept.scope.cancel()
+                await kept.ended.wait()
             _log.info("shard %d is kept by others now", number)
 
             def remove() -> None:
@@ -203,7 +271,13 @@ class Shards:
         number = kept.replica.shard
         _log.info("this node leads shard %d", number, extra={"epoch": stint.epoch})
         kept.led = LedShard(number, self.commons, kept.env, kept.replica.directory, kept.replica.writable)
-        self._nursery.start_soon(kept.led.run, self._serving)
+        self._nursery.start_soon(self._serve, kept, kept.led)
+
+    async def _serve(self, kept: _Kept, led: LedShard) -> None:
+        try:
+            await led.run(self._serving)
+        except* CorruptLog as group:
+            kept.replica.note_damage(cast(CorruptLog, causes(group)[0]))
 
     def _serving(self, led: LedShard) -> None:
         self._wake()

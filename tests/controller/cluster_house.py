@@ -20,7 +20,7 @@ from headrace.core_log.env import Env
 from headrace.core_log.peer.errors import PeerGone, PeerUnreachable
 from headrace.core_log.peer.frames import Purpose
 from headrace.core_log.replication.assignment import NO_VERSION, NOBODY, Assignment, Ballot, Member, Stint
-from headrace.core_log.replication.messages import Report
+from headrace.core_log.replication.messages import OwnCopy, Report
 from headrace.core_log.storage.memory import MemoryStorage
 
 CHEAP = HashCost(8, 1)
@@ -50,6 +50,7 @@ class WordKeepers:
         self.rows: dict[int, Assignment] = {}
         self.fences: dict[int, int] = {}
         self.member: Member | None = None
+        self.own: tuple[OwnCopy, ...] = ()
         # Every order that was obeyed, in order.
         self.orders: list[tuple[int, Ballot, Assignment]] = []
 
@@ -87,6 +88,9 @@ class WordKeepers:
             self.rows[shard] = assignment
             self.orders.append((shard, ballot, assignment))
         return True
+
+    def copies(self) -> tuple[OwnCopy, ...]:
+        return self.own
 
     def leads(self) -> list[int]:
         assert self.member is not None

@@ -23,7 +23,7 @@ from headrace.core_log.replication.assignment import (
     RowVersion,
     Stint,
 )
-from headrace.core_log.replication.messages import AlterIsr, Report
+from headrace.core_log.replication.messages import AlterIsr, OwnCopy, Report
 
 FIRST, SECOND = Ballot(1, 100), Ballot(2, 200)
 CONFIG = ClusterConfig(shards=1, replicas=3, min_isr=2)
@@ -596,3 +596,82 @@ def test_draining_is_remembered_over_a_restart() -> None:
     term.join(member(2, 2))
     term.settle()
     assert term.brain.snapshot.nodes[2].state is NodeState.DRAINING
+
+
+# -- damage
+
+
+def test_d7_a_damaged_replica_leaves_the_in_sync_set_and_its_shard_has_another_leader() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.brain.copied(1, [OwnCopy(0, ONE.disk, True)])
+    term.settle()
+    assert term.row().leader == 2
+    assert term.row().isr == copies(TWO, THREE)
+    assert [one for one in term.take() if isinstance(one, Note) and "node 1 is damaged" in one.text]
+
+
+def test_d7_one_that_is_the_only_one_with_everything_stays_for_an_operator_to_repair() -> None:
+    alone = replace(ROW, isr=copies(ONE), eligible=())
+    term = Term(stored(alone))
+    term.join(ONE, TWO, THREE)
+    for one in (ONE, TWO):
+        term.report(one, isr=alone.isr)
+    term.brain.copied(1, [OwnCopy(0, ONE.disk, True)])
+    term.settle()
+    assert term.row() == alone
+    assert [one for one in term.take() if isinstance(one, Note) and "no leader" in one.text]
+    with pytest.raises(Invalid, match="damaged"):
+        term.brain.force(0, 1)
+    term.brain.copied(1, [])
+    term.commit(term.brain.force(0, 1))
+    assert term.row().leader == 1
+
+
+def test_d7_the_damage_of_all_but_one_leaves_that_one() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    for one in (ONE, TWO, THREE):
+        term.brain.copied(one.node, [OwnCopy(0, one.disk, True)])
+    term.settle()
+    assert term.row() == ROW
+    term.brain.copied(3, [])
+    term.settle()
+    assert (term.row().leader, term.row().isr) == (3, copies(THREE))
+
+
+def test_e6_what_was_set_aside_is_not_what_a_row_names_even_in_the_same_life() -> None:
+    term = Term(stored(ROW))
+    # The store has forgotten that node 2 left the in-sync set, and node 1 is away.
+    term.join(TWO, copies=(OwnCopy(0, UUID(int=22), False),))
+    term.join(THREE)
+    again = TWO._replace(disk=UUID(int=22))
+    term.report(again, is_blank=True)
+    assert term.brain.trust(0) is Trust.ASKING
+    term.report(THREE)
+    assert term.brain.trust(0) is Trust.ASKING, "a replica that begins anew proves nothing"
+    term.join(ONE)
+    term.report(ONE)
+    term.settle()
+    assert term.row().isr == copies(ONE, THREE)
+    # It joins as what it is now, once it has everything.
+    row = term.row()
+    for joining, is_granted in ((TWO, False), (again, True)):
+        request = AlterIsr(row.stint, 1, row.version, copies(ONE, joining, THREE), joining)
+        term.brain.alter(0, request)
+        term.settle()
+        assert (2 in term.row().in_sync_nodes) is is_granted
+        row = term.row()
+
+
+def test_a_damaged_replica_is_handed_nothing_before_it_begins_anew() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO, THREE)
+    term.brain.copied(1, [OwnCopy(0, ONE.disk, True)])
+    term.settle()
+    row = term.row()
+    joining = AlterIsr(row.stint, 1, row.version, copies(ONE, TWO, THREE), ONE)
+    term.brain.alter(0, joining)
+    term.now_s = CONFIG.balance_s + 1
+    term.settle()
+    assert (term.row().leader, term.row().isr) == (2, copies(TWO, THREE))

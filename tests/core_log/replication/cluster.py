@@ -17,6 +17,7 @@ from headrace.controller.elections import altered, elected
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import Stream
 from headrace.core_log.env import Env
+from headrace.core_log.errors import CorruptLog
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.peer.door import PeerDoor
 from headrace.core_log.peer.errors import PeerUnreachable
@@ -29,6 +30,7 @@ from headrace.core_log.replication.messages import AlterIsr
 from headrace.core_log.replication.shard import ShardReplica
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.memory import MemoryStorage
+from headrace.exits import causes
 
 BALLOT = Ballot(1, 1)
 SECRET = b"a secret of the cluster"
@@ -81,8 +83,11 @@ class Cluster:
         storages: list[Storage] | None = None,
         sockets: bool = False,
         directory: DirectoryConfig | None = None,
+        ended: list[CorruptLog] | None = None,
     ) -> None:
+        """`ended`: a replica that turns out to be damaged puts into this what it found."""
         self.nursery = nursery
+        self.ended = ended
         self.config = config
         self.directory = directory or DirectoryConfig()
         self.sockets = sockets
@@ -128,6 +133,14 @@ class Cluster:
 
     async def _run(self, node: Node, *, task_status: "trio.TaskStatus[None]") -> None:
         replica = node.shard
+        try:
+            await self._run_replica(node, replica, task_status)
+        except* CorruptLog as group:
+            if self.ended is None:
+                raise
+            self.ended += causes(group)  # type: ignore[arg-type]
+
+    async def _run_replica(self, node: Node, replica: ShardReplica, task_status: "trio.TaskStatus[None]") -> None:
         try:
             with node.scope:
                 async with trio.open_nursery() as nursery:

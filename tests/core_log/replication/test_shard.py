@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from headrace.core_log.errors import UnknownFormat
+from headrace.core_log.errors import CorruptLog, UnknownFormat
 from headrace.core_log.replication.assignment import Stint
-from headrace.core_log.replication.shard import Role
+from headrace.core_log.replication.status import Role
 from headrace.core_log.storage.disk import DiskStorage
 from headrace.core_log.storage.memory import MemoryStorage
 
@@ -386,3 +386,23 @@ async def test_what_is_committed_beside_the_groups_is_on_the_replicas_too() -> N
             await committer.commit_apart([log])
         assert three.values(1, stream) == [b"1", b"2"]
         assert [three.log(number, stream).synced_end for number in range(3)] == [2, 2, 2]
+
+
+async def test_d7_a_leader_whose_follower_cannot_take_a_batch_looks_at_its_own_and_ends() -> None:
+    ended: list[CorruptLog] = []
+    async with cluster(ended=ended) as three:
+        await three.found(isr=(0, 1))
+        await three.kill(2)
+        stream = await three.create()
+        for number in range(30):
+            await three.write(stream, b"%d" % number * 300).wait()
+        log = three.log(0, stream)
+        storage = three.nodes[0].storage
+        assert isinstance(storage, MemoryStorage)
+        path = log.segments[0].path
+        storage.flip_bit(path, storage.read_file(path).index(b"5555"))
+        await three.start(2)
+        await three.order()
+        await until(lambda: ended)
+        assert ended[0].path == path
+        assert three.log(2, stream).written_end < 30

@@ -1,0 +1,96 @@
+"""Whole nodes and their shards: a replica that is damaged begins anew, and everything else goes on."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from headrace.core_log.log import PartitionLog
+from headrace.core_log.replication.shard import ShardReplica
+from tests.whole_cluster import WholeCluster, WholeNode, until, whole_cluster
+
+ORDERS = "/api/v1/topics/orders"
+
+
+async def publish(node: WholeNode, *values: str) -> None:
+    status, answer = await node.ask("POST", f"{ORDERS}/messages", [{"value": value} for value in values])
+    assert status == 200, answer
+
+
+async def values(node: WholeNode) -> list[str]:
+    status, answer = await node.ask("GET", f"{ORDERS}/partitions/0/messages?offset=0")
+    assert status == 200, answer
+    return [one["value"] for one in answer["messages"]]
+
+
+async def metric(node: WholeNode, name: str, shard: int) -> float:
+    text = await node.metrics()
+    line = next(one for one in text.splitlines() if one.startswith(f'headrace_replica_{name}{{shard="{shard}"}}'))
+    return float(line.rpartition(" ")[2])
+
+
+async def orders_on(three: WholeCluster) -> str:
+    """A topic with records in it that all nodes know to be committed; its folder in each node's."""
+    await three.start(1, 2, 3)
+    assert (await three.nodes[1].ask("POST", "/api/v1/topics", {"name": "orders"}))[0] == 201
+    await publish(three.nodes[1], "flat white", "espresso")
+    await until(lambda: all(log_of(one).high_watermark == 2 for one in three.up()))
+    return f"shards/0/{log_of(three.leader()).folder}"
+
+
+def log_of(node: WholeNode) -> PartitionLog:
+    replica = node.shards.replicas[0]
+    assert isinstance(replica, ShardReplica)
+    return next(one for one in replica.directory.streams.values() if one.spec.name == "orders").partitions[0]
+
+
+def segment_in(folder: Path) -> Path:
+    return min(folder.glob("*.log"))
+
+
+def damage(segment: Path) -> None:
+    """A bit of a record is another."""
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"espresso")] ^= 1
+    segment.write_bytes(data)
+
+
+async def test_a_follower_that_is_damaged_fetches_everything_anew_and_keeps_the_damaged_files_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with whole_cluster(tmp_path) as three:
+        orders = await orders_on(three)
+        leader, hurt = three.leader(), three.other()
+        await three.stop(hurt.number)
+        segment_in(hurt.folder / orders).unlink()
+        with caplog.at_level(logging.CRITICAL):
+            await three.start(hurt.number)
+            await until(lambda: hurt.number in three.in_sync(0))
+        assert [one for one in caplog.messages if one.startswith("shard 0: this replica is damaged")]
+        assert await metric(three.nodes[hurt.number], "set_aside", 0) == 1
+        (aside,) = (hurt.folder / "shards" / "0" / "aside").iterdir()
+        assert [one.name for one in aside.iterdir()] and (aside / orders.removeprefix("shards/0/")).is_dir()
+        await publish(three.nodes[hurt.number], "americano")
+        # It has all of it, and counts for what is confirmed.
+        await three.kill(leader.number)
+        await until(lambda: three.is_served(0))
+        assert await values(three.leader()) == ["flat white", "espresso", "americano"]
+
+
+async def test_a_leader_that_finds_its_records_damaged_hands_over_and_its_other_shards_are_served_on(
+    tmp_path: Path,
+) -> None:
+    async with whole_cluster(tmp_path) as three:
+        orders = await orders_on(three)
+        await three.nodes[1].ask("PUT", "/api/v1/vhosts/second", {})
+        hurt = three.leader()
+        led_before = [number for number, _service in hurt.shards.services()]
+        damage(segment_in(hurt.folder / orders))
+        # As when it was written so long ago that it is read from the disk.
+        log_of(hurt)._tail.clear()
+        status, _answer = await hurt.ask("GET", f"{ORDERS}/partitions/0/messages?offset=0")
+        assert status != 200
+        await until(lambda: hurt.shards.here("/") is None and three.is_served(0))
+        assert await values(hurt) == ["flat white", "espresso"]
+        assert [number for number, _service in hurt.shards.services()] == [one for one in led_before if one != 0]
+        await until(lambda: hurt.number in three.in_sync(0))
