@@ -17,7 +17,7 @@ from headrace.controller.elections import altered, elected
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import Stream
 from headrace.core_log.env import Env
-from headrace.core_log.errors import CorruptLog
+from headrace.core_log.errors import CorruptLog, StorageError
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.peer.door import PeerDoor
 from headrace.core_log.peer.errors import PeerUnreachable
@@ -219,7 +219,13 @@ class Cluster:
     async def order(self) -> None:
         for node in self.nodes:
             if node.replica is not None and not node.ended.is_set() and node.number not in self.cut_off:
-                assert await node.replica.obey(BALLOT, self.row)
+                disk = node.storage
+                try:
+                    assert await node.replica.obey(BALLOT, self.row)
+                except StorageError:
+                    if node.storage is disk:
+                        raise
+                    # It died while it wrote the order down.
 
     async def elect(self, leader: int) -> None:
         row = elected(self.row, self._active(), BALLOT, prefer=(leader,))
