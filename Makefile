@@ -17,6 +17,8 @@ ROOMS := core_log filtering delay controller gateways spark
 # Java and Node, where the machine has none, are put here (interop/runtimes.py).
 RUNTIMES := $(CURDIR)/$(VENV)/runtimes
 export PATH := $(RUNTIMES)/bin:$(PATH)
+# Where it is set, each of the hundreds of brokers that the suite starts would compile all of its sources: a second of CPU.
+unexport PYTHONDONTWRITEBYTECODE
 # Runs one part of the suite and says how long it took.
 # The shell ends at the first command that fails: so write `a; b`, and not `a && b`, of which it forgives the first.
 part = @start=$$(date +%s); echo "== $(1)"; $(2); echo "== $(1): $$(( $$(date +%s) - start )) s"
