@@ -4,7 +4,7 @@ The pass goes round and round: each read is given to all who stand in it and hav
 it is, and who has caught up leaves. Where the key indexes say that nothing matches, nothing is read.
 Where there is a limit of messages for one session, what it missed is counted when it wakes: such a session goes round
 twice. What is passed over takes its packet identifier all the same.
-Neighbours: quota.py knows what is passed over, hub.py says who is behind and delivers what is found,
+Neighbours: quota.py knows what is passed over, hub.py says who is behind, fan_out.py delivers what is found,
 core_log/key_scan.py knows where keys are.
 """
 

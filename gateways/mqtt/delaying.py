@@ -3,7 +3,7 @@
 Any version: the topic `$delayed/<seconds>/<topic>`, as in EMQX; it is authorised as `<topic>`, which readers see.
 MQTT 5 also: the user properties x-delay, x-deliver-at, x-delay-level and x-schedule-id (delivery/delayed_when.py);
 readers get them as they were sent [MQTT-3.3.2-17]. Message expiry counts from the moment the message is due.
-Neighbours: client.py asks and answers its client, delivery/delayed.py parks, delivery/delayed_publish.py fires.
+Neighbours: publisher.py asks and answers its client, delivery/delayed.py parks, delivery/delayed_publish.py fires.
 """
 
 from collections.abc import Callable, Mapping

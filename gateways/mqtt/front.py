@@ -19,10 +19,12 @@ from headrace.core_log.env import Clock
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
-from headrace.gateways.mqtt.client import CONNECT_BYTES_MAX, placed, refusal_of
+from headrace.gateways.mqtt.client import CONNECT_BYTES_MAX
 from headrace.gateways.mqtt.config import MqttConfig
 from headrace.gateways.mqtt.cutter import PacketCutter, Violation
 from headrace.gateways.mqtt.encoder import encode_packet
+from headrace.gateways.mqtt.greeting import refusal_of
+from headrace.gateways.mqtt.login import placed
 from headrace.gateways.mqtt.packets import Connect, Disconnect
 from headrace.gateways.mqtt.properties import Properties
 from headrace.gateways.mqtt.reasons import MqttError, ReasonCode, Version

@@ -5,7 +5,7 @@ what it costs for all together. So a turn's publishes lie here until its end, or
 behind them in the log. Messages of one client keep their order: they lie in one gathering, and a client whose next
 message belongs to another one (another QoS, say) has the first appended before.
 
-Invariant: nothing lies here between two turns. Neighbours: client.py puts in, hub.py appends, turn.py ends the turn.
+Invariant: nothing lies here between two turns. Neighbours: publisher.py puts in, publishes.py appends, turn.py ends it.
 """
 
 from collections.abc import Callable, Sequence

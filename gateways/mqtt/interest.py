@@ -2,7 +2,8 @@
 
 All subscriptions of a session that match a topic are one delivery, with the highest QoS granted and all identifiers
 [MQTT-3.3.4-2, MQTT-3.3.4-3]. Topics with the same subscribers share one plan, and subscribers to whom a message looks
-the same share its bytes. Neighbours: filtering/topics.py matches, hub.py asks, session.py is asked to take it.
+the same share its bytes. Neighbours: filtering/topics.py matches, fan_out.py and catch_up.py ask, session.py is asked
+to take it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

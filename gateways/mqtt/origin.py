@@ -4,7 +4,7 @@
 
 A message and the identifier under which it was received are one record, so neither a crash nor a loss of power can part
 them: whoever has the message in its log knows that it was received (M1). Only sessions that outlive their connection
-need that, so only their messages carry one. Neighbours: hub.py writes it, received.py finds it again.
+need that, so only their messages carry one. Neighbours: publishes.py writes it, received.py finds it again.
 """
 
 from collections.abc import Sequence

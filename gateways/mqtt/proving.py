@@ -4,7 +4,7 @@
 
 An empty first message asks us to begin, which in SCRAM is the client's part: it is answered with nothing, once. A user
 that does not exist, a wrong proof and a message that is none are all refused alike.
-Neighbours: scram.py knows the messages, delivery/login.py the users, client.py carries both in AUTH packets.
+Neighbours: scram.py knows the messages, delivery/login.py the users, login.py carries both in AUTH packets.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@
     server   v=<signature>                                          <- so that the client knows that we know it too
 
 Channel binding is not offered: a client that says `n` or `y` is welcome, one that insists (`p=`) is not. A name to act
-for must be the client's own. Neighbours: controller/verifiers.py has what is kept, client.py carries the messages in
+for must be the client's own. Neighbours: controller/verifiers.py has what is kept, login.py carries the messages in
 AUTH packets, delivery/login.py counts failures.
 """
 

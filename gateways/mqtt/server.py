@@ -25,11 +25,12 @@ from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import Translated
 from headrace.gateways.mqtt.client import Client
 from headrace.gateways.mqtt.config import MqttConfig
-from headrace.gateways.mqtt.hub import COMPACTED, EXCHANGE, Hub, Shared
+from headrace.gateways.mqtt.hub import COMPACTED, Hub
 from headrace.gateways.mqtt.properties import PublishScans
 from headrace.gateways.mqtt.reasons import ReasonCode
 from headrace.gateways.mqtt.retained_log import RetainedLog
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
+from headrace.gateways.mqtt.shared import EXCHANGE, Shared
 from headrace.gateways.mqtt.shares import Shares
 from headrace.gateways.mqtt.topics import TopicNames
 from headrace.gateways.mqtt.websocket import open_websocket

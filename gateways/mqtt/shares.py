@@ -7,7 +7,7 @@ until the group's own journal has that they are settled; the group passes over t
 restart. So a crash at no moment gives one of them to two. An ephemeral group that gets a lasting member goes on in a
 durable queue; what the old one holds is still handed out, and then it goes.
 Members take turns; with `mqtt.shared_lanes` each topic sticks to one of them while it is there.
-Neighbours: delivery/queue.py deals out and remembers, session.py delivers, hub.py routes everything that is not shared.
+Neighbours: delivery/queue.py deals out and remembers, session.py delivers, fan_out.py everything that is not shared.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,9 +21,10 @@ from headrace.filtering.expression import Expression, parse
 from headrace.gateways.delivery.filters import TooManyFilters
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue, View
-from headrace.gateways.mqtt.hub import EXCHANGE, Hub
+from headrace.gateways.mqtt.hub import Hub
 from headrace.gateways.mqtt.interest import identifiers_of
 from headrace.gateways.mqtt.session import Extra, Interest, Outcome, Session
+from headrace.gateways.mqtt.shared import EXCHANGE
 from headrace.gateways.mqtt.topics import is_shared, parse_filter
 
 

@@ -12,7 +12,7 @@ clients may not publish there. Names and texts are Mosquitto's; the figures are 
     $SYS/broker/load/<what>/1min, 5min, 15min      what: publish/received, publish/sent, publish/dropped,
                                                     bytes/received, bytes/sent, connections
 
-Neighbours: tally.py has the figures, hub.py delivers, retained.py finds.
+Neighbours: tally.py has the figures, hub.py and retaining.py deliver, retained.py finds.
 """
 
 from collections.abc import Callable

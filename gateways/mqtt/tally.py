@@ -1,6 +1,6 @@
 """What is counted of MQTT in one vhost since the start. Value; whoever does a thing adds it.
 
-Neighbours: session.py, hub.py and client.py add, sys_topics.py tells.
+Neighbours: session.py, fan_out.py, publishes.py and client.py add, sys_topics.py tells.
 """
 
 from dataclasses import dataclass

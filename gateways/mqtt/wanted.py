@@ -1,6 +1,6 @@
 """What a SUBSCRIBE asks for besides topics: the user property `x-filter`, a tag expression. Format; pure.
 
-It holds for all subscriptions of its packet. Neighbours: filtering/expression.py reads it, client.py asks here.
+It holds for all subscriptions of its packet. Neighbours: filtering/expression.py reads it, subscriber.py asks here.
 """
 
 from headrace.filtering.expression import ExpressionError, parse
