@@ -22,12 +22,15 @@ class ReplicationConfig:
     # How often the in-sync set is looked at, and a request for another one is repeated.
     tick_s: float = 0.2
     alter_s: float = 1.0
+    # How long a follower holds back dispatch to consumers that must be alone, from the last answer of its leader on.
+    promise_s: float = 6.0
     fetch_bytes_max: int = 4 * MIB
     # To each follower that is not in sync; None: as fast as it goes.
     throttle_bytes_s: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lag_s", "gone_s", "wait_s", "silence_s", "watermark_s", "retry_s", "tick_s", "alter_s"):
+        seconds = ("lag_s", "gone_s", "wait_s", "silence_s", "watermark_s", "retry_s", "tick_s", "alter_s", "promise_s")
+        for name in seconds:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0, not {getattr(self, name)}")
         if self.silence_s <= self.wait_s:

@@ -45,6 +45,7 @@ class Following:
         self._changed: set[LogId] | None = None
         self._catalog = 0
         self._is_far_behind = False
+        self._promised_s: float | None = None
         self._unsynced: dict[PartitionLog, int] = {}
         # Synced since it was told last.
         self._to_tell: set[LogId] = set()
@@ -73,7 +74,7 @@ class Following:
         streams = tuple(shard.directory.streams) if self._changed is None else None
         self._changed = set()
         self._to_tell = set()
-        await self._link.send(Kind.FETCH, encode(FetchFrame(fetch, True, self._catalog, streams)))
+        await self._link.send(Kind.FETCH, encode(FetchFrame(fetch, True, self._catalog, streams, self._promised_s)))
 
     async def _tell(self) -> None:
         """What was synced while an answer is under way."""
@@ -99,7 +100,11 @@ class Following:
             raise PeerGone(f"node {self._link.hello.node} does not lead this epoch: it knows of {refusal.stint}")
         if kind != Kind.ANSWER:
             raise PeerGone(f"a frame of kind {kind} is none that a leader sends")
-        await self._take(decode_answer(data))
+        frame = decode_answer(data)
+        self._refuse_old(frame)
+        self._shard.promises.make(frame.stint.leader, self._shard.env.clock.monotonic())
+        self._promised_s = frame.sent_s
+        await self._take(frame)
 
     async def _take(self, frame: AnswerFrame) -> None:
         shard = self._shard

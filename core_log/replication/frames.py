@@ -37,6 +37,8 @@ class FetchFrame(msgspec.Struct, frozen=True, array_like=True):
     catalog: int = 0
     # All streams that it holds; on the first fetch of a link.
     streams: tuple[UUID, ...] | None = None
+    # The `sent_s` of the last answer: a promise was made on it (promises.py).
+    promised_s: float | None = None
 
 
 class Granted(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +62,8 @@ class AnswerFrame(msgspec.Struct, frozen=True, array_like=True):
     catalog: int = 0
     specs: tuple[StreamSpec, ...] = ()
     deleted: tuple[UUID, ...] = ()
+    # By the leader's own clock, and of meaning to it alone.
+    sent_s: float | None = None
 
     @property
     def answer(self) -> Answer:

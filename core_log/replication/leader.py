@@ -91,6 +91,10 @@ class FollowerSession:
             refusal = RefusalFrame(answer.stint, isinstance(answer, Fenced))
             await self._link.send(Kind.REFUSAL, encode(refusal))
             return
+        promises = self._shard.promises
+        promises.release(self.member.node)
+        if frame.promised_s is not None:
+            promises.hold(self.member.node, frame.promised_s)
         if frame.streams is not None:
             self._know(frame.streams)
         self.catalog = frame.catalog
@@ -209,6 +213,7 @@ class FollowerSession:
             shard.catalog,
             specs,
             deleted,
+            shard.env.clock.monotonic(),
         )
         self._corrections = {}
         self._version = kept.version

@@ -36,11 +36,14 @@ from headrace.core_log.replication.follower import Following
 from headrace.core_log.replication.kept import read_kept, write_kept
 from headrace.core_log.replication.leader import FollowerSession
 from headrace.core_log.replication.messages import AlterIsr, LogId, Report
+from headrace.core_log.replication.promises import Promises
 from headrace.core_log.replication.replica import CutBelowWatermark, Kept, Replica
 from headrace.core_log.replication.status import FollowerStatus, Role, ShardStatus
 
 # How often it is looked whether damaged files have lain aside long enough.
 ASIDE_LOOK_S = 60.0
+# A promise that was last asked for so long ago is waited for no longer.
+PROMISE_WANTED_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +115,10 @@ class ShardReplica:
         self._asked: AlterIsr | None = None
         # Catalog at which each deletion was noticed.
         self._deleted_at: dict[UUID, int] = {}
+        # Until `open`.
+        self.promises = Promises(self.config.promise_s, promised_before_s=None)
+        # When somebody last waited for a promise.
+        self._promise_wanted_s = float("-inf")
         self._received_bytes = 0
         self._aside_count = 0
         # What was found to be damaged; set once.
@@ -138,6 +145,8 @@ class ShardReplica:
         self.deletions = Deletions(storage, self.directory.streams, trashed)
         self.replica = Replica(self.member, self.logs, Kept(is_blank=True) if kept is None else kept)
         self._saved = kept
+        if kept is not None:
+            self.promises = Promises(self.config.promise_s, promised_before_s=self.env.clock.monotonic())
         self.directory.pinned_from = _everything
         self.directory.committer.on_written = self._on_written
         self.directory.committer.on_synced = self._on_synced
@@ -235,6 +244,7 @@ class ShardReplica:
         self._sessions_end()
         now = self.env.clock.monotonic()
         self._paces = {}
+        self.promises.begin_to_lead()
         self._alter_due = now
         self._inherited = {
             log_id: int(log.written_end) for log_id, log in self.logs.items() if log.high_watermark < log.written_end
@@ -462,6 +472,18 @@ class ShardReplica:
             return f"shard {self.shard} has {len(assignment.isr)} replicas in sync, of at least {assignment.min_isr}"
         return None
 
+    def may_dispatch_alone(self) -> bool:
+        """Whether consumers that must be alone may be given anything now (Q5)."""
+        assignment, pending, now = self.replica.assignment, self.replica.pending, self.env.clock.monotonic()
+        if not self.replica.is_leader or assignment is None:
+            return False
+        counted = (*assignment.isr, *assignment.eligible, *(pending.isr if pending is not None else ()))
+        rivals = {copy.node for copy in counted} - {self.member.node}
+        if self.promises.may_dispatch(rivals, now):
+            return True
+        self._promise_wanted_s = now
+        return False
+
     # -- who keeps up -------------------------------------------------------------------------------------------
 
     async def _watch_followers(self) -> None:
@@ -505,7 +527,9 @@ class ShardReplica:
             pace.caught_up_at, pace.looked_at, pace.goal = pace.looked_at, now, self._goal(node)
         if now - pace.caught_up_at > self.config.lag_s:
             return True
-        return pace.lost_at is not None and now - pace.lost_at > self.config.gone_s and bool(self._uncommitted)
+        # Nobody waits for one that is gone while there is nothing to do.
+        is_waited_for = bool(self._uncommitted) or now - self._promise_wanted_s < PROMISE_WANTED_S
+        return pace.lost_at is not None and now - pace.lost_at > self.config.gone_s and is_waited_for
 
     def _goal(self, node: int) -> dict[LogId, int]:
         """What a follower lacks now: it lies in logs of which something is not committed."""

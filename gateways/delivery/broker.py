@@ -33,6 +33,7 @@ from headrace.core_log.record import PERSISTENT, PROTOCOL_MASK, Headers, Produce
 from headrace.core_log.spec import StreamSpec
 from headrace.delay.config import DelayConfig
 from headrace.gateways.delivery import journal
+from headrace.gateways.delivery.alone import Alone
 from headrace.gateways.delivery.audit import Audit
 from headrace.gateways.delivery.delayed import Delayed
 from headrace.gateways.delivery.delayed_duty import DutyKind
@@ -167,6 +168,7 @@ class Broker:
         self.queues_max: Callable[[str], int | None] = lambda vhost: None
         # Why nothing can be committed now, if nothing can: doors say so to publishers, and append nothing.
         self.unwritable: Callable[[], str | None] = lambda: None
+        self.alone = Alone(self.wake, lambda: self.on_ready(), env.clock)
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -816,7 +818,7 @@ class Broker:
         while self._to_dispatch and not self._closed:
             queues, self._to_dispatch = self._to_dispatch, {}
             for queue in queues:
-                if queue.consumers:
+                if queue.consumers and not self.alone.holds(queue):
                     queue.dispatch()
                     self._note_hidden(queue)
                     if queue.is_unfinished:
@@ -892,6 +894,7 @@ class Broker:
                     nursery.start_soon(self._keep_streams)
                     nursery.start_soon(self.releases.run)
                     nursery.start_soon(self._scanning.run)
+                    nursery.start_soon(self.alone.run)
                     nursery.start_soon(self.transfers.run)
                     nursery.start_soon(self.redrives.run)
                     nursery.start_soon(self._keep_configs)

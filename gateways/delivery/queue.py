@@ -412,6 +412,11 @@ class Queue:
     def serves(self, consumer: Consumer) -> bool:
         return consumer in self.readers or consumer in self.consumers
 
+    @property
+    def wants_to_be_alone(self) -> bool:
+        """Whoever takes from it relies on nobody else being given anything."""
+        return self.settings.single_active_consumer or (bool(self.consumers) and self.consumers[0].exclusive)
+
     def remove_consumer(self, consumer: Consumer) -> None:
         if self.readers.pop(consumer, None) is not None:
             return

@@ -91,11 +91,14 @@ class LedShard:
         env: Env,
         directory: LogDirectory,
         unwritable: Callable[[], str | None],
+        may_dispatch_alone: Callable[[], bool],
     ) -> None:
-        """`env`: with the shard's own storage. `unwritable`: why nothing can be confirmed at the moment, if so."""
+        """`env`: with the shard's own storage. `unwritable`: why nothing can be confirmed at the moment, if so.
+        `may_dispatch_alone`: nobody else gives anything to single active or exclusive consumers now."""
         self.number = number
         self._directory = directory
         self._unwritable = unwritable
+        self._may_dispatch_alone = may_dispatch_alone
         self._metadata = ShardMetadata(commons.metadata, number)
         self._watch = ShardWatch(commons.watch)
         self._commons = commons.part(env, self._metadata, self._watch)
@@ -112,6 +115,7 @@ class LedShard:
                     # Who consumed under the last leader may hold deliveries that nobody here knows of.
                     service = await open_service(self._commons, self._directory, nursery, clean=False)
                     service.broker.unwritable = self._unwritable
+                    service.broker.alone.may_dispatch = self._may_dispatch_alone
                     self.service = service
                     _log.info("shard %d is served", self.number)
                     serving(self)

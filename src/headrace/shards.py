@@ -270,7 +270,10 @@ class Shards:
         assert self._nursery is not None and kept.led is None
         number = kept.replica.shard
         _log.info("this node leads shard %d", number, extra={"epoch": stint.epoch})
-        kept.led = LedShard(number, self.commons, kept.env, kept.replica.directory, kept.replica.writable)
+        replica = kept.replica
+        kept.led = LedShard(
+            number, self.commons, kept.env, replica.directory, replica.writable, replica.may_dispatch_alone
+        )
         self._nursery.start_soon(self._serve, kept, kept.led)
 
     async def _serve(self, kept: _Kept, led: LedShard) -> None:

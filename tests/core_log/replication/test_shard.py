@@ -406,3 +406,35 @@ async def test_d7_a_leader_whose_follower_cannot_take_a_batch_looks_at_its_own_a
         await until(lambda: ended)
         assert ended[0].path == path
         assert three.log(2, stream).written_end < 30
+
+
+async def test_q5_a_paused_leader_and_a_new_one_never_both_serve_who_must_be_alone() -> None:
+    async with cluster(config=replace(QUICK, promise_s=0.6)) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        old, new = three.nodes[0].shard, three.nodes[1].shard
+        await until(old.may_dispatch_alone)
+        assert not new.may_dispatch_alone()
+        three.disconnect(0)
+        await three.elect(1)
+        # Asked in this order: one that is allowed to was allowed to a moment before.
+        while not new.may_dispatch_alone():
+            await trio.sleep(0.005)
+        assert not old.may_dispatch_alone()
+        # It comes back, and leads again: nothing is waited for, since the other follows.
+        three.cut_off.clear()
+        await three.order()
+        await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+        await three.elect(0)
+        await until(old.may_dispatch_alone)
+        assert not new.may_dispatch_alone()
+
+
+async def test_q5_a_follower_that_is_gone_is_left_out_when_its_promise_is_missed() -> None:
+    async with cluster(config=replace(QUICK, promise_s=0.3)) as three:
+        await three.found()
+        await until(three.leader.may_dispatch_alone)
+        await three.kill(2)
+        # Nothing is written, but somebody waits.
+        await until(lambda: three.leader.may_dispatch_alone() and three.row.in_sync_nodes == {0, 1})
