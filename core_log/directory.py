@@ -146,10 +146,20 @@ class LogDirectory:
             created_us=self.env.clock.wall_us(),
             config=config or LogConfig(),
         )
-        return await self.env.worker.run(lambda: self.create_now(spec))
+        # Known on the loop only, where streams are gone through.
+        return self._know(await self.env.worker.run(lambda: self._make(spec)))
 
     def create_now(self, spec: StreamSpec) -> Stream:
         """The same, in this thread."""
+        return self._know(self._make(spec))
+
+    def _know(self, stream: Stream) -> Stream:
+        self.streams[stream.spec.id] = stream
+        self.version += 1
+        return stream
+
+    def _make(self, spec: StreamSpec) -> Stream:
+        """In any thread."""
         storage = self.env.storage
         spec = self._replicated(spec)
         partitions = self._create_partitions(spec, 0)
@@ -157,9 +167,7 @@ class LogDirectory:
         storage.sync_dir(folder_of(spec.id))
         storage.replace_file(f"{folder_of(spec.id)}/{SPEC}", _encode(spec))
         storage.sync_dir(STREAMS)
-        stream = self.streams[spec.id] = Stream(spec, partitions)
-        self.version += 1
-        return stream
+        return Stream(spec, partitions)
 
     def replicated(self, config: LogConfig) -> LogConfig:
         """As logs of this directory are kept: those of a shard are replicated, whoever asked for the stream."""

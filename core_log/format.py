@@ -64,6 +64,8 @@ KNOWN_FLAGS = FLAG_FIRST_OF_SEGMENT | FLAG_GAP | FLAG_COMPACTED | FLAG_DENSE
 NO_PRODUCER = bytes(16)
 NO_SEQUENCE = -1
 BATCH_BYTES_MAX = 0xFFFF_FFFF
+# A memoryview is one of bytes: its len is its size.
+Blob = bytes | memoryview
 # A route set with more ids is spelled out once per segment and referred to afterwards (K1).
 ROUTE_IDS_INLINE_MAX = 64
 _REFERENCE = 0xFFFF_FFFF
@@ -73,7 +75,7 @@ _REFERENCE = 0xFFFF_FFFF
 FIXED = struct.Struct("<16I")
 _I64 = struct.Struct("<q")
 _EMPTY = memoryview(b"")
-_SHARED = 0x8000_0000
+SHARED = 0x8000_0000
 # What a lie in a batch whose hash is right may end in.
 _LIES = (struct.error, ValueError, IndexError, OverflowError, lz4.block.LZ4BlockError)
 
@@ -145,7 +147,7 @@ class Body(NamedTuple):
     gap: int
     summary: bytes
     fixed: bytes
-    blobs: list[bytes]
+    blobs: Sequence[Blob]
     # Large route sets that this batch spells out: where in its dictionary.
     defined: dict[RouteSet, int]
 
@@ -192,54 +194,55 @@ def encode(
         sizes, words = _encode_routes(batch.route_sets, known_sets or {}, defined)
         counts[6], counts[7] = len(sizes), len(words)
         fixed.append(struct.pack(f"<{len(sizes)}I{len(words)}I", *sizes, *words))
-    tags: dict[str, int] = {}
-    hashes: set[int] = set()
-    if len(batch.tag_sets) > 1:
-        places = [tags.setdefault(tag, len(tags)) for one in batch.tag_sets[1:] for tag in one]
-        counts[8], counts[9], counts[10] = len(tags), len(batch.tag_sets) - 1, len(places)
-        tag_hashes = [tag_hash(tag) for tag in tags]
-        hashes.update(tag_hashes)
-        fixed.append(struct.pack(f"<{len(tags)}Q", *tag_hashes))
-        fixed.append(struct.pack(f"<{len(tags)}H", *(len(tag.encode()) for tag in tags)))
-        fixed.append(struct.pack(f"<{counts[9]}H{len(places)}H", *map(len, batch.tag_sets[1:]), *places))
+    texts, hashes = encode_tags(batch.tag_sets, counts, fixed)
     flags = FLAG_DENSE if batch.producer is not None and batch.producer.dense else 0
     if batch.offsets is not None:
         flags |= FLAG_COMPACTED
         counts[11] = count
         fixed.append(struct.pack(f"<{count}I", *(offset - batch.base_offset for offset in batch.offsets)))
-    header_keys: list[bytes] = []
-    header_values: list[bytes] = []
-    if batch.headers is not None:
-        header_keys = [name for one in batch.headers for name, _ in one]
-        header_values = [value for one in batch.headers for _, value in one]
-        total = counts[12] = len(header_keys)
-        if total:
-            fixed.append(struct.pack(f"<{count}H", *map(len, batch.headers)))
-            fixed.append(struct.pack(f"<{total}H", *map(len, header_keys)))
-            fixed.append(struct.pack(f"<{total}I", *map(len, header_values)))
-    keys, counts[13] = _encode_sizes(batch.keys, fixed, share=True)
-    properties, counts[14] = _encode_sizes(batch.properties, fixed, share=True)
-    values, counts[15] = _encode_sizes(batch.values, fixed, share=False)
-    if tags:
-        fixed.append("".join(tags).encode())
+    header_keys, header_values = encode_headers(batch.headers, counts, fixed)
+    keys, counts[13] = encode_sizes(batch.keys, fixed, share=True)
+    properties, counts[14] = encode_sizes(batch.properties, fixed, share=True)
+    values, counts[15] = encode_sizes(batch.values, fixed, share=False)
+    hashes |= {key_hash(keys[0])} if counts[13] & SHARED else hashes_of_keys(keys)
+    stamps = batch.timestamps.values
+    return body_of(
+        counts,
+        fixed,
+        [b"".join(keys), b"".join(properties), header_keys, header_values, b"".join(values)],
+        texts,
+        hashes,
+        record_count=count,
+        stamps=(min(stamps, default=0), max(stamps, default=0)),
+        compress=compress,
+        flags=flags,
+        span=batch.span,
+        producer=batch.producer,
+        defined=defined,
+    )
+
+
+def body_of(
+    counts: list[int],
+    fixed: list[bytes],
+    blobs: Sequence[Blob],
+    texts: bytes,
+    hashes: set[int],
+    *,
+    record_count: int,
+    stamps: tuple[int, int],
+    compress: str,
+    flags: int = 0,
+    span: int | None = None,
+    producer: Producer | None = None,
+    defined: dict[RouteSet, int] | None = None,
+) -> Body:
+    """Put the encoded columns together. The first of `fixed` is kept free for FIXED, the last blob is the values.
+
+    `texts`, of tags. `hashes`: of all tags and keys; too many are not worth a summary.
+    """
     fixed[0] = FIXED.pack(*counts)
-
-    if counts[13] & _SHARED:
-        hashes.add(key_hash(keys[0]))
-    else:
-        distinct = set(batch.keys)
-        if len(distinct) + len(hashes) > ENTRIES_MAX:
-            hashes = set(range(ENTRIES_MAX + 1))
-        else:
-            hashes.update(map(key_hash, distinct))
-
-    blobs = [
-        b"".join(keys),
-        b"".join(properties),
-        b"".join(header_keys),
-        b"".join(header_values),
-        b"".join(values),
-    ]
+    fixed.append(texts)
     fixed_block = b"".join(fixed)
     fixed_size = len(fixed_block)
     blob_size = sum(map(len, blobs))
@@ -250,23 +253,55 @@ def encode(
         codec = CODEC_LZ4
         fixed_block = _compress(fixed_block)
         blobs = [_compress(b"".join(blobs))]
-    stamps = batch.timestamps.values
     return Body(
         codec,
         flags,
-        count,
-        batch.span,
-        min(stamps, default=0),
-        max(stamps, default=0),
-        batch.producer,
+        record_count,
+        record_count if span is None else span,
+        *stamps,
+        producer,
         fixed_size,
         blob_size,
         0,
         summarise(hashes),
         fixed_block,
         blobs,
-        defined,
+        {} if defined is None else defined,
     )
+
+
+def encode_tags(sets: Sequence[tuple[str, ...]], counts: list[int], fixed: list[bytes]) -> tuple[bytes, set[int]]:
+    """The dictionaries of tags; returns their texts, and the hashes of all tags. The first set is empty."""
+    if len(sets) == 1:
+        return b"", set()
+    tags: dict[str, int] = {}
+    places = [tags.setdefault(tag, len(tags)) for one in sets[1:] for tag in one]
+    counts[8], counts[9], counts[10] = len(tags), len(sets) - 1, len(places)
+    hashes = [tag_hash(tag) for tag in tags]
+    fixed.append(struct.pack(f"<{len(tags)}Q", *hashes))
+    fixed.append(struct.pack(f"<{len(tags)}H", *(len(tag.encode()) for tag in tags)))
+    fixed.append(struct.pack(f"<{counts[9]}H{len(places)}H", *map(len, sets[1:]), *places))
+    return "".join(tags).encode(), set(hashes)
+
+
+def encode_headers(headers: Sequence[Headers] | None, counts: list[int], fixed: list[bytes]) -> tuple[bytes, bytes]:
+    """The columns of headers; returns their keys and values for the blob."""
+    if headers is None:
+        return b"", b""
+    keys = [name for one in headers for name, _ in one]
+    values = [value for one in headers for _, value in one]
+    total = counts[12] = len(keys)
+    if total:
+        fixed.append(struct.pack(f"<{len(headers)}H", *map(len, headers)))
+        fixed.append(struct.pack(f"<{total}H", *map(len, keys)))
+        fixed.append(struct.pack(f"<{total}I", *map(len, values)))
+    return b"".join(keys), b"".join(values)
+
+
+def hashes_of_keys(keys: Sequence[bytes]) -> set[int]:
+    """For the summary: more than it has room for, where there are many."""
+    distinct = set(keys)
+    return set(range(ENTRIES_MAX + 1)) if len(distinct) > ENTRIES_MAX else set(map(key_hash, distinct))
 
 
 def stamp(
@@ -278,7 +313,7 @@ def stamp(
     durable_offset: int,
     leader_id: int = 0,
     first_of_segment: bool = False,
-) -> list[bytes]:
+) -> list[Blob]:
     """Give a body its place in the log: the buffers to write, in order."""
     producer = body.producer or Producer(NO_PRODUCER, 0, NO_SEQUENCE)
     blob_stored = sum(map(len, body.blobs))
@@ -309,7 +344,8 @@ def stamp(
     for buffer in chain(head[1:], body.blobs):
         hasher.update(buffer)
     size = HEADER_SIZE + len(body.summary) + len(body.fixed) + blob_stored
-    return [PREFIX.pack(BATCH_MAGIC, size, salt, hasher.intdigest()) + b"".join(head), *filter(None, body.blobs)]
+    first = PREFIX.pack(BATCH_MAGIC, size, salt, hasher.intdigest()) + b"".join(head)
+    return [first, *(blob for blob in body.blobs if len(blob))]
 
 
 def restamp(batch: bytes, salt: int) -> bytes:
@@ -359,14 +395,14 @@ def _encode_routes(
     return sizes, words
 
 
-def _encode_sizes(column: list[bytes], fixed: list[bytes], *, share: bool) -> tuple[list[bytes], int]:
+def encode_sizes(column: list[bytes], fixed: list[bytes], *, share: bool) -> tuple[list[bytes], int]:
     """What goes into the blob, and what stands for the column's sizes in FIXED."""
     first = column[0]
     count = len(column)
     # The last is looked at first: where entries differ at all, it nearly always does.
     if share and column[-1] == first and column.count(first) == count:
         fixed.append(struct.pack("<I", len(first)))
-        return [first], _SHARED | 1
+        return [first], SHARED | 1
     sizes = list(map(len, column))
     if sizes.count(len(first)) == count:
         fixed.append(struct.pack("<I", len(first)))
@@ -375,7 +411,7 @@ def _encode_sizes(column: list[bytes], fixed: list[bytes], *, share: bool) -> tu
     return column, count
 
 
-def _pays(blobs: Sequence[bytes]) -> bool:
+def _pays(blobs: Sequence[Blob]) -> bool:
     """A sample of 4 KiB of the values shrinks by a fifth: then the whole is worth compressing."""
     sample = blobs[-1][:4096]
     return len(sample) >= 512 and len(lz4.block.compress(sample, store_size=False)) < 0.8 * len(sample)
@@ -577,9 +613,9 @@ def _decode_columns(
         at += 4 * counts[12]
         if int(np.frombuffer(header_counts, dtype="<u2").sum(dtype=np.int64)) != counts[12]:
             raise ValueError("header counts do not add up")
-    key_shared, properties_shared = bool(counts[13] & _SHARED), bool(counts[14] & _SHARED)
-    keys_to = at + 4 * (counts[13] & ~_SHARED)
-    properties_to = keys_to + 4 * (counts[14] & ~_SHARED)
+    key_shared, properties_shared = bool(counts[13] & SHARED), bool(counts[14] & SHARED)
+    keys_to = at + 4 * (counts[13] & ~SHARED)
+    properties_to = keys_to + 4 * (counts[14] & ~SHARED)
     sizes_to = properties_to + 4 * counts[15]
     texts_size = sum(text_sizes)
     if sizes_to > len(fixed) or (with_tags and not is_old and sizes_to + texts_size != len(fixed)):
@@ -693,7 +729,7 @@ def decode(data: bytes | memoryview, position: int, header: BatchHeader) -> Reco
     batch.properties = cut(columns.properties, columns.properties_sizes, count, columns.properties_shared)
     batch.values = cut(columns.values, columns.value_sizes, count, shared=False)
     if columns.header_counts:
-        batch.headers = _cut_headers(columns)
+        batch.headers = cut_headers(columns)
     batch.byte_count = header.blob_size
     return batch
 
@@ -712,7 +748,7 @@ def cut(blob: memoryview, sizes: bytes, count: int, shared: bool) -> list[bytes]
     return cut_sized(blob, np.frombuffer(sizes, dtype="<u4"))
 
 
-def _cut_headers(columns: Columns) -> list[Headers]:
+def cut_headers(columns: Columns) -> list[Headers]:
     names = cut_sized(columns.header_keys, np.frombuffer(columns.header_key_sizes, dtype="<u2"))
     values = cut_sized(columns.header_values, np.frombuffer(columns.header_value_sizes, dtype="<u4"))
     pairs = list(zip(names, values, strict=True))

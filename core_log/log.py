@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from headrace.core_log.bulk import BulkBatch, encode_bulk
 from headrace.core_log.checkpoint import Checkpoint, CheckpointFile
 from headrace.core_log.config import LogConfig
 from headrace.core_log.env import Clock, Ids
@@ -35,6 +36,7 @@ from headrace.core_log.format import (
     HEADER_SIZE,
     SEGMENT_HEAD_SIZE,
     BatchHeader,
+    Blob,
     Body,
     SegmentHead,
     adopt,
@@ -47,7 +49,7 @@ from headrace.core_log.format import (
     maybe_segment_head,
     stamp,
 )
-from headrace.core_log.ids import Epoch, Offset, StreamId
+from headrace.core_log.ids import Offset, StreamId
 from headrace.core_log.pool import SegmentPool
 from headrace.core_log.producers import ProducerTable
 from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
@@ -139,7 +141,7 @@ class SyncJob:
     end_offset: int
     segments: list[Segment]
     folder: str | None
-    writes: list[tuple[Segment, int, list[bytes]]]
+    writes: list[tuple[Segment, int, Sequence[Blob]]]
     checkpoint: Checkpoint | None
     # Small files that may follow once the data is safe.
     files: list[tuple[str, bytes]]
@@ -177,7 +179,7 @@ class PartitionLog:
         self._producers: ProducerTable | None = None
         self._dirty: dict[int, Segment] = {}
         self._folder_dirty = False
-        self._writes: list[tuple[Segment, int, list[bytes]]] = []
+        self._writes: list[tuple[Segment, int, Sequence[Blob]]] = []
         # Something was written that is not in `_writes`.
         self._unrecorded = False
         self._files: dict[str, bytes] = {}
@@ -725,17 +727,23 @@ class PartitionLog:
             or batch.tag_count > TAGS_MAX - TAGS_PER_RECORD_MAX
         )
 
-    def append_batch(self, batch: RecordBatch) -> Offset:
-        """Write a whole batch that somebody made, behind what is gathered; returns the offset of its first record.
+    def append_bulk(self, batch: BulkBatch) -> Offset:
+        """Write a whole batch behind what is gathered; returns the offset of its first record.
 
         For those who write in bulk what nobody reads soon: it is not kept in memory. DiskFull: nothing was taken.
         """
         self.seal()
-        batch.base_offset, batch.epoch = self.written_end, Epoch(self.epoch)
-        self._encode(batch)
+        segment, base_offset = self._active(), self.written_end
+        body = encode_bulk(batch, compress=self.config.compression)
+        if not segment.is_empty and self._rolls(segment, body.size):
+            segment = self._roll(segment)
+        buffers = self._stamped(segment, body, base_offset)
+        self._written(
+            segment, buffers, body.size, base_offset, base_offset + batch.count, body.max_timestamp, ahead=False
+        )
         # What is in memory reaches to the end, or there is nothing.
         self._tail.clear()
-        return batch.base_offset
+        return base_offset
 
     def seal(self) -> None:
         """Write the open batch to the active segment. On DiskFull it stays open and nothing is lost."""
@@ -757,15 +765,7 @@ class PartitionLog:
         self._write(segment, batch, body)
 
     def _write(self, segment: Segment, batch: RecordBatch, body: Body) -> None:
-        buffers = stamp(
-            body,
-            salt=segment.salt,
-            base_offset=batch.base_offset,
-            leader_epoch=self.epoch,
-            leader_id=self.leader_id,
-            durable_offset=self.synced_end,
-            first_of_segment=segment.is_empty,
-        )
+        buffers = self._stamped(segment, body, batch.base_offset)
         newest = None if batch.gap is not None else body.max_timestamp
         self._written(segment, buffers, body.size, batch.base_offset, batch.next_offset, newest)
         for route_set, place in body.defined.items():
@@ -773,10 +773,21 @@ class PartitionLog:
         if batch.producer is not None:
             self._load_producers().note(batch.producer, batch.count, self.shared.clock.wall_us())
 
+    def _stamped(self, segment: Segment, body: Body, base_offset: int) -> list[Blob]:
+        return stamp(
+            body,
+            salt=segment.salt,
+            base_offset=base_offset,
+            leader_epoch=self.epoch,
+            leader_id=self.leader_id,
+            durable_offset=self.synced_end,
+            first_of_segment=segment.is_empty,
+        )
+
     def _written(
         self,
         segment: Segment,
-        buffers: list[bytes],
+        buffers: Sequence[Blob],
         size: int,
         base_offset: int,
         next_offset: int,

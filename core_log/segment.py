@@ -15,6 +15,7 @@ from headrace.core_log.format import (
     HEADER_SIZE,
     SEGMENT_HEAD_SIZE,
     BatchHeader,
+    Blob,
     SegmentHead,
     decode,
     encode_segment_head,
@@ -140,7 +141,7 @@ class Segment:
             self.index = self._rebuild_index(interval)
 
     def append(
-        self, buffers: Sequence[bytes], size: int, next_offset: int, max_timestamp: int | None, *, ahead: bool = True
+        self, buffers: Sequence[Blob], size: int, next_offset: int, max_timestamp: int | None, *, ahead: bool = True
     ) -> int:
         """Write one stamped batch at the end; returns its position. Not synced. `ahead`: prepare the file for more."""
         position = self.end_position

@@ -5,26 +5,25 @@
     take     in the order that the caller wants
 
 Columns are picked with one C call each, never a record at a time.
-Neighbours: firing.py and sorter.py read what they move, search.py what people look for.
+Neighbours: firing.py reads what it fires, search.py what people look for; freight.py is for what is only moved.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core_log.bulk import pick
 from headrace.core_log.errors import CorruptLog
 from headrace.core_log.format import BatchHeader, decode
-from headrace.core_log.log import TAGS_MAX
-from headrace.core_log.record import Headers, RecordBatch, Runs
+from headrace.core_log.record import Headers
 from headrace.core_log.segment import Segment
 from headrace.delay.marks import OFFSET_BITS, OFFSET_MASK, Places
 from headrace.delay.rows import id_of, own_headers, target_of
 
-T = TypeVar("T")
 Integers = npt.NDArray[np.int64]
 
 
@@ -78,7 +77,6 @@ class Bodies:
         "_tag_places",
         "attributes",
         "dues",
-        "has_headers",
         "headers",
         "keys",
         "numbers",
@@ -94,8 +92,6 @@ class Bodies:
         self.properties: list[bytes] = []
         self.values: list[bytes] = []
         self.headers: list[Headers] = []
-        # False: none of them has any.
-        self.has_headers = False
         self.dues: Integers = np.zeros(0, dtype=np.int64)
         self.numbers: Integers = self.dues
         self.timestamps: Integers = self.dues
@@ -135,49 +131,11 @@ class Bodies:
         taken.properties = pick(self.properties, places)
         taken.values = pick(self.values, places)
         taken.headers = pick(self.headers, places)
-        taken.has_headers = self.has_headers
         for name in ("dues", "numbers", "timestamps", "attributes", "tags"):
             setattr(taken, name, getattr(self, name)[order])
         taken.tag_sets = self.tag_sets
         taken._tag_places = self._tag_places
         return taken
-
-    def batches(self, order: npt.NDArray[np.intp]) -> Iterator[RecordBatch]:
-        """These records, in this order, as a batch to be written; more where they have too many tags for one."""
-        if sum(map(len, self.tag_sets)) > TAGS_MAX and self._tag_count(order) > TAGS_MAX:
-            yield from self.batches(order[: len(order) // 2])
-            yield from self.batches(order[len(order) // 2 :])
-        else:
-            yield self._batch(order)
-
-    def _tag_count(self, order: npt.NDArray[np.intp]) -> int:
-        return sum(len(self.tag_sets[place]) for place in np.unique(self.tags[order]).tolist())
-
-    def _batch(self, order: npt.NDArray[np.intp]) -> RecordBatch:
-        """Each keeps its number, as its origin."""
-        places: list[int] = order.tolist()
-        count = len(places)
-        used, tags = np.zeros(1, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        if len(self.tag_sets) > 1:
-            used, tags = np.unique(self.tags[order], return_inverse=True)
-        timestamps, dues, attributes = map(_runs, (self.timestamps[order], self.dues[order], self.attributes[order]))
-        numbers = _runs(self.numbers[order] + 1)
-        batch = RecordBatch(0, 0, None, (timestamps, dues, attributes, Runs([0], [count]), numbers, _runs(tags + 1)))
-        batch.tag_sets += [self.tag_sets[place] for place in used.tolist()]
-        batch.keys = pick(self.keys, places)
-        batch.properties = pick(self.properties, places)
-        batch.values = pick(self.values, places)
-        if self.has_headers:
-            batch.headers = pick(self.headers, places)
-        batch.span = count
-        return batch
-
-
-def _runs(column: Integers) -> Runs:
-    count = len(column)
-    if bool((column == column[0]).all()):
-        return Runs([int(column[0])], [count])
-    return Runs(column.tolist(), list(range(1, count + 1)))
 
 
 class Opening:
@@ -200,7 +158,6 @@ class Opening:
         bodies.properties += pick(batch.properties, indices)
         bodies.values += pick(batch.values, indices)
         bodies.headers += [()] * len(indices) if batch.headers is None else pick(batch.headers, indices)
-        bodies.has_headers |= batch.headers is not None
         offsets = which + batch.base_offset
         origins = batch.origins.expand()[which]
         known = bodies._tag_places
@@ -234,13 +191,3 @@ class Opening:
         order = np.empty(len(asked), dtype=np.intp)
         order[asked] = np.arange(len(asked))
         return bodies.take(order)
-
-
-def pick(column: Sequence[T], places: list[int]) -> list[T]:
-    """The entries at these places: a slice where they follow one another, else one C loop."""
-    if not places:
-        return []
-    first, last = places[0], places[-1]
-    if last - first + 1 == len(places) and (len(places) < 3 or places == list(range(first, last + 1))):
-        return list(column[first : last + 1])
-    return list(itemgetter(*places)(column))

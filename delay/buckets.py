@@ -26,7 +26,7 @@ def spans_of(dues: Places, now_us: int, config: DelayConfig) -> npt.NDArray[np.i
     return np.where(ahead < near, HOUR_US, np.where(ahead < middle, DAY_US, MONTH_US)).astype(np.int64)
 
 
-def starts_of(dues: Places, spans: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def starts_of(dues: Places, spans: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
     return dues // spans * spans
 
 

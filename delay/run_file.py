@@ -12,6 +12,7 @@ the record itself. Neighbours: delays.py writes one for each pass and merges sma
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -52,15 +53,15 @@ def number_of(name: str) -> int | None:
 def encode(rows: Rows) -> bytes:
     """Rows must be sorted by (source, due, number)."""
     count = len(rows)
-    numbers, firsts = np.unique(rows["place"] >> OFFSET_BITS, return_index=True)
-    parts = [_HEAD.pack(_MAGIC, count, len(numbers))]
-    ends = [*firsts[1:].tolist(), count]
-    for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
+    numbers = rows["place"] >> OFFSET_BITS
+    bounds = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), count]
+    parts = [_HEAD.pack(_MAGIC, count, len(bounds) - 1)]
+    for first, end in pairwise(bounds):
         digest = xxhash.xxh3_64_intdigest(rows[first:end].tobytes())
-        parts.append(_SOURCE.pack(number, first, end - first, 0, digest))
+        parts.append(_SOURCE.pack(int(numbers[first]), first, end - first, 0, digest))
     head = b"".join(parts)
     ids = np.empty(count, dtype=_ID)
-    order = np.argsort(rows["id"], kind="stable")
+    order = np.argsort(rows["id"])
     ids["id"] = rows["id"][order]
     ids["row"] = order
     return b"".join([head, _HASH.pack(xxhash.xxh3_64_intdigest(head)), rows.tobytes(), ids.tobytes()])

@@ -22,10 +22,11 @@ from headrace.core_log.log import PartitionLog
 from headrace.delay.bodies import Integers
 from headrace.delay.buckets import name_of, spans_of, starts_of
 from headrace.delay.decisions import Dropped, Merged, Moved, Opened, Sorted, Trimmed, pack
-from headrace.delay.engine import BUCKET_CONFIG, BUCKET_NAME, Engine, by_source
+from headrace.delay.engine import BUCKET_CONFIG, BUCKET_NAME, Engine
+from headrace.delay.freight import Freight, load
 from headrace.delay.ledger import Source
 from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, State
-from headrace.delay.rows import Rows, joined, target_of
+from headrace.delay.rows import Rows, by_due, joined, target_of
 from headrace.delay.run_file import RunFile
 from headrace.delay.waiting import BLOCK_COUNT_MAX, Block
 
@@ -39,6 +40,8 @@ BEHIND = 8
 TURN_S = 0.003
 # So many passes are written while an earlier one waits for the disk.
 UNDER_WAY_MAX = 3
+# Memory is given back after so many passes, or when no other is under way: the next takes it again, page by page.
+TRIM_PASSES = 8
 # So many records, of about so many bytes, are written as one batch: to fire one record a whole batch is read.
 BATCH_COUNT_MAX = 1024
 BATCH_BYTES = 128 * 1024
@@ -53,6 +56,8 @@ _WINDOW_ROWS = 4096
 class _Pass:
     block: Block
     edge_us: int
+    # What is due too soon to move.
+    near: Rows
     # What moves: rows as they stand in the intake, and as they will in the buckets; for each, which of the targets.
     old: Rows
     new: Rows
@@ -82,6 +87,7 @@ class Sorter:
         # How far the intake was known when the sorter last looked.
         self._absorbed = 0
         self._turn_began = 0.0
+        self._untrimmed = 0
 
     async def run(self) -> None:
         """Sort whenever there is enough, until cancelled. While one pass is committed the next is written."""
@@ -141,13 +147,15 @@ class Sorter:
         block.is_sorted = True
         edge_us = engine.edge_us
         rows = block.rows
-        pending = engine.ledger.states(rows["place"]) == State.PENDING
-        old = rows[pending & (rows["due"] >= edge_us)]
+        rows = rows[engine.ledger.states(rows["place"]) == State.PENDING]
+        later = rows["due"] >= edge_us
+        near, old = rows[~later], rows[later]
         if not len(old):
-            block.keep(rows[pending])
+            block.keep(near)
             return None
-        one = _Pass(block, edge_us, old, old.copy(), np.zeros(0, dtype=np.int64), [], [], [])
+        one = _Pass(block, edge_us, near, old, old.copy(), np.zeros(0, dtype=np.int64), [], [], [])
         self._passes.append(one)
+        block.is_moving = True
         try:
             await self._write(one)
             one.is_written = True
@@ -168,8 +176,12 @@ class Sorter:
         except DiskFull:
             self._give_up(one)
             raise
+        one.block.is_moving = False
         self._passes.remove(one)
-        await engine.env.worker.run(allocator.trim)
+        self._untrimmed += 1
+        if self._untrimmed >= TRIM_PASSES or not self._passes:
+            self._untrimmed = 0
+            await engine.env.worker.run(allocator.trim)
 
     async def _sync(self, passes: list[_Pass]) -> None:
         """Make what these wrote safe: one sync for all passes that wait for it, as in a group commit."""
@@ -180,7 +192,7 @@ class Sorter:
 
     def _give_up(self, one: _Pass) -> None:
         """The same block is sorted again later."""
-        one.block.is_sorted = False
+        one.block.is_sorted = one.block.is_moving = False
         self._passes.remove(one)
 
     def _in_use(self) -> set[int]:
@@ -190,27 +202,36 @@ class Sorter:
     async def _write(self, one: _Pass) -> None:
         """Append everything to its bucket, by due time."""
         engine, worker = self._engine, self._engine.env.worker
-        bodies = await engine.bodies(one.old["place"], self._turn)
-        known: dict[bytes, int] = {}
-        of_sets = np.array([known.setdefault(target_of(tags), len(known)) for tags in bodies.tag_sets])
-        one.names = list(known)
         chosen = await self._choose(one)
+        shelves = engine.shelves(one.old["place"])
 
-        def arrange() -> tuple[npt.NDArray[np.intp], Integers, npt.NDArray[np.intp], int]:
-            """By source, due time and number; the sources, where each begins, and how many records make a batch."""
+        def fetch() -> tuple[Freight, Integers]:
+            """By source, due time and number."""
             order = np.lexsort((one.old["number"], one.old["due"], chosen))
-            one.old, one.new, one.targets = one.old[order], one.new[order], of_sets[bodies.tags[order]]
-            step = BATCH_BYTES // (bodies.byte_count // len(bodies) + 1)
-            return order, *np.unique(chosen[order], return_index=True), min(max(step, 1), BATCH_COUNT_MAX)
+            freight = load(shelves, one.old["place"], order)
+            one.old, one.new = one.old[order], one.new[order]
+            return freight, chosen[order]
 
-        order, numbers, firsts, step = await worker.run(arrange)
-        ends = [*firsts[1:].tolist(), len(order)]
+        engine.readers += 1
+        try:
+            freight, sources = await worker.run(fetch)
+        finally:
+            engine.readers -= 1
+        known: dict[bytes, int] = {}
+        of_sets = np.array([known.setdefault(target_of(tags), len(known)) for tags in freight.tag_sets])
+        one.names, one.targets = list(known), of_sets[freight.tags]
+        # How many records make a batch, and where each source begins.
+        step = min(max(BATCH_BYTES // (freight.byte_count // len(freight) + 1), 1), BATCH_COUNT_MAX)
+        firsts = np.concatenate(([0], np.flatnonzero(sources[1:] != sources[:-1]) + 1))
+        numbers = sources[firsts]
+        ends = [*firsts[1:].tolist(), len(freight)]
         for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
             log = engine.logs[number]
             start = int(log.end)
             for low in range(first, end, step):
-                for batch in bodies.batches(order[low : min(low + step, end)]):
-                    log.append_batch(batch)
+                high = min(low + step, end)
+                for batch in freight.batches(one.old[low:high], low, high):
+                    log.append_bulk(batch)
                     await self._turn()
             one.new["place"][first:end] = np.arange(start, start + end - first) | (number << OFFSET_BITS)
             one.moved.append((number, start, end - first))
@@ -221,14 +242,19 @@ class Sorter:
         engine, rows = self._engine, one.old
         now_us, config = engine.env.clock.wall_us(), engine.config
 
-        def find() -> tuple[Integers, Integers]:
+        def find() -> tuple[list[tuple[int, int]], Integers]:
             spans = spans_of(rows["due"], now_us, config)
-            kinds = np.stack((starts_of(rows["due"], spans), spans), axis=1)
-            found, inverse = np.unique(kinds, axis=0, return_inverse=True)
-            return found, inverse.reshape(-1)
+            kinds: list[tuple[int, int]] = []
+            which = np.empty(len(rows), dtype=np.int64)
+            for span_us in np.unique(spans).tolist():
+                of_span = spans == span_us
+                starts, places = np.unique(starts_of(rows["due"][of_span], span_us), return_inverse=True)
+                which[of_span] = places.reshape(-1) + len(kinds)
+                kinds += [(start_us, span_us) for start_us in starts.tolist()]
+            return kinds, which
 
         kinds, which = await engine.env.worker.run(find)
-        sources = [await self._bucket(one, start_us, span_us) for start_us, span_us in kinds.tolist()]
+        sources = [await self._bucket(one, start_us, span_us) for start_us, span_us in kinds]
         chosen: Integers = np.array(sources, dtype=np.int64)[which, rows["target"] % config.shard_count]
         return chosen
 
@@ -282,8 +308,7 @@ class Sorter:
             )
         )
         ledger.intake.marks.set(one.old["place"][moves] & OFFSET_MASK, int(State.MOVED))
-        rows = one.block.rows
-        one.block.keep(rows[ledger.states(rows["place"]) == State.PENDING])
+        one.block.keep(one.near[ledger.states(one.near["place"]) == State.PENDING])
         engine.runs[number] = run
         # The edge may have moved since the pass began.
         soon = one.new[one.new["due"] < engine.edge_us]
@@ -334,7 +359,7 @@ class Sorter:
         """Let go of what nobody needs: rows, intake, buckets, run files."""
         engine = self._engine
         for block in engine.waiting:
-            if block.is_sorted and block.count:
+            if block.is_sorted and block.count and not block.is_moving:
                 pending = engine.ledger.states(block.rows["place"]) == State.PENDING
                 if not pending.all():
                     block.keep(block.rows[pending])
@@ -414,8 +439,11 @@ class Sorter:
                 for run in few:
                     for source in run.slices.keys() & kept:
                         engine.check_run(run, source)
-                rows = joined([run.all_rows([one for one in run.slices if one in kept]) for run in few])
-                return engine.write_run(number, by_source(rows)) if len(rows) else None
+                numbers = sorted({source for run in few for source in run.slices} & kept)
+                rows = joined(
+                    [by_due(joined([run.all_rows([one]) for run in few if one in run.slices])) for one in numbers]
+                )
+                return engine.write_run(number, rows) if len(rows) else None
 
             merged = await engine.env.worker.run(merge)
             engine.decide(Merged([run.number for run in few], 0 if merged is None else number))

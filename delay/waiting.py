@@ -20,7 +20,7 @@ _CAPACITY_MIN = 256
 
 
 class Block:
-    __slots__ = ("_packed", "_rows", "byte_count", "count", "end", "first", "is_sorted", "since")
+    __slots__ = ("_packed", "_rows", "byte_count", "count", "end", "first", "is_moving", "is_sorted", "since")
 
     def __init__(self, first: int, since: float) -> None:
         # Intake offsets that this block speaks for.
@@ -29,6 +29,8 @@ class Block:
         # When its first row came.
         self.since = since
         self.is_sorted = False
+        # A pass is under way: what moves is here until it is decided.
+        self.is_moving = False
         self.byte_count = 0
         self.count = 0
         # With room for more; none while they are packed.

@@ -9,7 +9,7 @@ encoded anew.
 from collections.abc import Iterator
 
 from headrace.core_log.compaction import copy_record
-from headrace.core_log.format import FLAG_FIRST_OF_SEGMENT, BatchHeader, decode, encode, stamp
+from headrace.core_log.format import FLAG_FIRST_OF_SEGMENT, BatchHeader, Blob, decode, encode, stamp
 from headrace.core_log.log import PartitionLog, RawSlice
 from headrace.core_log.record import Gap, RecordBatch, gap_batch
 
@@ -32,7 +32,7 @@ def next_records(log: PartitionLog, offset: int, bytes_max: int) -> tuple[RawSli
 
 def _encoded_anew(log: PartitionLog, offset: int, bytes_max: int) -> tuple[bytes, int]:
     segment = next(one for one in reversed(log.segments) if one.base_offset <= offset)
-    found: list[bytes] = []
+    found: list[Blob] = []
     size = 0
     following = offset
     for position, header in segment.headers(segment.locate(offset, log.config.index_interval_bytes)):

@@ -43,6 +43,22 @@ def test_d8_created_stream_survives_at_once() -> None:
     assert (found.spec.name, found.spec.vhost, len(found.partitions)) == ("orders", "shop", 3)
 
 
+def test_stream_that_is_made_in_another_thread_appears_on_the_loop_only() -> None:
+    """Where streams are gone through, one by one, none may come in between."""
+    directory = open_directory(MemoryStorage())
+    seen: list[int] = []
+
+    class Worker:
+        async def run(self, call: Callable[[], T]) -> T:
+            result = call()
+            seen.append(len(directory.streams))
+            return result
+
+    directory.env = replace(directory.env, worker=Worker())
+    drive(directory.create_stream("orders", kind="topic", config=SMALL))
+    assert (seen, len(directory.streams)) == ([0], 1)
+
+
 def test_stream_without_partitions_is_refused() -> None:
     directory = open_directory(MemoryStorage())
     with pytest.raises(Refused, match="at least one partition"):

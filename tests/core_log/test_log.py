@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.core_log.bulk import BulkBatch, Cells
 from headrace.core_log.checkpoint import read_checkpoint
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
@@ -14,7 +16,7 @@ from headrace.core_log.format import HEADER_SIZE, SEGMENT_HEAD_SIZE, BatchHeader
 from headrace.core_log.key_index import KeyIndex
 from headrace.core_log.log import CHECKPOINT, EPOCHS, PRODUCERS, PartitionLog
 from headrace.core_log.producers import WINDOW
-from headrace.core_log.record import Gap, Producer, RecordBatch
+from headrace.core_log.record import Gap, Producer
 from headrace.core_log.segment import Segment
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.core_log.summary import key_hash, may_hold, tag_hash
@@ -131,9 +133,11 @@ def test_batch_that_somebody_made_stands_behind_what_was_gathered_and_is_read_li
     disk = Disk()
     disk.write(b"a")
     append(disk.log, b"b")
-    made = RecordBatch(0, 0)
-    made.add([b"k"] * 2, [b""] * 2, [b"c", b"d"], timestamp_us=1, expiry_us=[7, 8], tags=("red",))
-    assert disk.log.append_batch(made) == 2
+    ones, zeros = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    keys, properties, values = Cells(2, shared=b"k"), Cells(2, shared=b""), Cells(2, various=[b"c", b"d"])
+    dues = np.array([7, 8])
+    made = BulkBatch(ones, dues, zeros, zeros, ones, [(), ("red",)], keys, properties, values)
+    assert disk.log.append_bulk(made) == 2
     append(disk.log, b"e")
     disk.commit()
     assert list(values_of(disk.log).values()) == [b"a", b"b", b"c", b"d", b"e"]
