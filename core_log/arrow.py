@@ -33,7 +33,6 @@ from headrace.core_log.record import (
     QOS_MASK,
     QOS_SHIFT,
     RETAIN,
-    Runs,
 )
 
 OUTPUT_BYTES = 1024 * 1024
@@ -150,10 +149,13 @@ def _outputs(
     size = 0
     tags = choice is not None or not _OF_TAGS.isdisjoint(wanted.names)
     for stored in batches:
-        chosen = _chosen(stored, blobs, tags, choice)
+        data, position, header = stored
+        if choice is None:
+            chosen: _Chosen | None = _Chosen(decode_columns(data, position, header, blobs=blobs, tags=tags), None)
+        else:
+            chosen = _chosen(stored, blobs, choice)
         if chosen is None:
             continue
-        header = stored.header
         # Without blobs a row is a few numbers, and all the more of them fit.
         weight = header.blob_size if blobs else header.fixed_size
         alone = weight >= output_bytes // 4
@@ -169,11 +171,9 @@ def _outputs(
         yield from _output(pending, wanted, start, end)
 
 
-def _chosen(stored: Stored, blobs: bool, tags: bool, choice: Choice | None) -> _Chosen | None:
+def _chosen(stored: Stored, blobs: bool, choice: Choice) -> _Chosen | None:
     """None: nothing of this batch is wanted, and then its blobs stay packed."""
     data, position, header = stored
-    if choice is None:
-        return _Chosen(decode_columns(data, position, header, blobs=blobs, tags=tags), None)
     columns = decode_columns(data, position, header, blobs=False)
     if not choice.maybe(columns):
         return None
@@ -255,29 +255,17 @@ def _offsets(group: Sequence[Columns]) -> Ints:
     )
 
 
-def _spread(runs: Runs, values: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
-    """One value for each run as one for each record."""
-    ends = runs.ends
-    if len(ends) == 1:
-        return np.full(ends[0], values[0])
-    return np.repeat(values, np.diff(ends, prepend=0)) if len(ends) < ends[-1] else values
-
-
 def _times(group: Sequence[Columns]) -> pa.Array:
-    if all(len(one.timestamps.values) == 1 for one in group):
-        values = np.array([one.timestamps.values[0] for one in group], dtype=np.int64)
+    if all(one.timestamps.many <= 1 for one in group):
+        values = np.array([one.timestamps.single for one in group], dtype=np.int64)
         return _fixed(np.repeat(values, [one.header.record_count for one in group]), _TIME)
-    return _fixed(_joined([_spread(one.timestamps, _numbers(one.timestamps)) for one in group]), _TIME)
-
-
-def _numbers(runs: Runs) -> Ints:
-    return np.asarray(runs.values, dtype=np.int64)
+    return _fixed(_joined([one.timestamps.expand() for one in group]), _TIME)
 
 
 def _expiries(group: Sequence[Columns]) -> pa.Array:
-    if all(one.expiries.values == [0] for one in group):
+    if all(one.expiries.many == 0 for one in group):
         return pa.nulls(sum(one.header.record_count for one in group), _TIME)
-    values = _joined([_spread(one.expiries, _numbers(one.expiries)) for one in group])
+    values = _joined([one.expiries.expand() for one in group])
     return pa.array(values, type=_TIME, mask=values == 0)
 
 
@@ -285,7 +273,7 @@ def _bits(mask: int, shift: int, kind: Any, dtype: type) -> Callable[[Sequence[C
     """A part of the attributes: cut out for each run, then spread over its records."""
 
     def column(group: Sequence[Columns]) -> pa.Array:
-        parts = [_spread(one.attributes, ((_numbers(one.attributes) & mask) >> shift).astype(dtype)) for one in group]
+        parts = [one.attributes.spread(((one.attributes.values & mask) >> shift).astype(dtype)) for one in group]
         values = _joined(parts)
         return pa.array(values, type=kind) if dtype is np.bool_ else _fixed(values, kind)
 
@@ -360,7 +348,7 @@ def _tags(group: Sequence[Columns]) -> pa.Array:
         for tag_set in one.tag_sets:
             texts += (one.tag_texts[tag] for tag in tag_set)
             ends.append(len(texts))
-        places.append(_spread(one.tags, _numbers(one.tags)) + first)
+        places.append(one.tags.expand() + first)
     sets = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(texts, pa.string()))
     return sets.take(pa.array(_joined(places)))
 
@@ -368,12 +356,21 @@ def _tags(group: Sequence[Columns]) -> pa.Array:
 def _tag(group: Sequence[Columns]) -> pa.Array:
     """The first tags of all sets once, then for each record where its own is."""
     known: dict[str | None, int] = {None: 0}
-    places = []
+    by_set = []
     for one in group:
         texts = one.tag_texts
-        firsts = [known.setdefault(texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets]
-        places.append(_spread(one.tags, np.array(firsts, dtype=np.int32)[one.tags.values]))
-    return pa.array(known, pa.string()).take(_fixed(_joined(places), pa.int32()))
+        by_set.append([known.setdefault(texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets])
+    if all(one.tags.many <= 1 for one in group):
+        firsts = np.array([places[one.tags.single or 0] for one, places in zip(group, by_set, strict=True)], np.int32)
+        found = np.repeat(firsts, [one.header.record_count for one in group])
+    else:
+        found = _joined(
+            [
+                one.tags.spread(np.array(places, dtype=np.int32)[one.tags.values])
+                for one, places in zip(group, by_set, strict=True)
+            ]
+        )
+    return pa.array(known, pa.string()).take(_fixed(found, pa.int32()))
 
 
 def _headers(group: Sequence[Columns]) -> pa.Array:

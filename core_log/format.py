@@ -27,7 +27,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, chain, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lz4.block
 import numpy as np
@@ -466,16 +466,72 @@ def summary_of(data: bytes, position: int, header: BatchHeader) -> bytes:
     return data[start : start + header.summary_size]
 
 
+class RunColumn(NamedTuple):
+    """Runs where they lie in a fixed block, which was found right: no object for each until somebody wants lists."""
+
+    fixed: bytes
+    at: int
+    # 0: all records have 0.
+    many: int
+    record_count: int
+
+    @property
+    def single(self) -> int | None:
+        """The value of all records, if they have one."""
+        if self.many > 1:
+            return None
+        value: int = _I64.unpack_from(self.fixed, self.at)[0] if self.many else 0
+        return value
+
+    @property
+    def values(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        if not self.many:
+            return np.zeros(1, dtype=np.int64)
+        return np.frombuffer(self.fixed, "<i8", self.many, self.at)
+
+    def runs(self) -> Runs:
+        if self.many <= 1:
+            return Runs([self.single or 0], [self.record_count])
+        if self.many == self.record_count:
+            return Runs(self.values.tolist(), list(range(1, self.record_count + 1)))
+        return Runs(self.values.tolist(), self._ends().tolist())
+
+    def spread(self, values: "np.ndarray[tuple[int], Any]") -> "np.ndarray[tuple[int], Any]":
+        """One value for each run as one for each record."""
+        if self.many <= 1:
+            return np.full(self.record_count, values[0])
+        return values if self.many == self.record_count else np.repeat(values, np.diff(self._ends(), prepend=0))
+
+    def expand(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        return self.spread(self.values)
+
+    def _ends(self) -> "np.ndarray[tuple[int], Any]":
+        return np.frombuffer(self.fixed, "<u4", self.many, self.at + 8 * self.many).astype(np.int64)
+
+    def check_ends(self) -> None:
+        """Raises ValueError for runs that do not lead to the count."""
+        ends = self._ends()
+        if ends[-1] != self.record_count or ends[0] == 0 or (ends[1:] <= ends[:-1]).any():
+            raise ValueError("runs do not lead to the count")
+
+    def check_places(self, dictionary: int) -> None:
+        """Its values are places in a dictionary of that size. Raises ValueError for one that is not there."""
+        single = self.single
+        low, high = (self.values.min(), self.values.max()) if single is None else (single, single)
+        if low < 0 or high >= dictionary:
+            raise ValueError("a run names a set that is not there")
+
+
 class Columns(NamedTuple):
     """Where each column of a decoded batch lies, without a Python object per record. For arrow.py and decode."""
 
     header: BatchHeader
-    timestamps: Runs
-    expiries: Runs
-    attributes: Runs
-    routes: Runs
-    origins: Runs
-    tags: Runs
+    timestamps: RunColumn
+    expiries: RunColumn
+    attributes: RunColumn
+    routes: RunColumn
+    origins: RunColumn
+    tags: RunColumn
     route_sets: list[RouteSet | RouteReference]
     tag_hashes: list[int]
     tag_texts: list[str]
@@ -498,10 +554,14 @@ class Columns(NamedTuple):
     # Where the first four of those end in the blob block, and where the values begin.
     cuts: tuple[int, int, int, int, int]
 
-    @property
     def runs(self) -> tuple[Runs, Runs, Runs, Runs, Runs, Runs]:
         """In the order in which a RecordBatch takes them."""
-        return self[1:7]
+        # Most columns of most batches are zero throughout; those share one.
+        zero = Runs([0], [self.header.record_count])
+        timestamps, expiries, attributes, routes, origins, tags = [
+            column.runs() if column.many else zero for column in self[1:7]
+        ]
+        return timestamps, expiries, attributes, routes, origins, tags
 
 
 def decode_columns(
@@ -538,7 +598,7 @@ def with_blobs(columns: Columns, data: bytes | memoryview, position: int) -> Col
 
 def _blobs(data: bytes | memoryview, position: int, header: BatchHeader) -> memoryview:
     start = position + HEADER_SIZE + header.summary_size + header.fixed_stored
-    return _block(memoryview(data)[start : start + header.blob_stored], header.blob_size, header.codec)
+    return memoryview(_block(memoryview(data)[start : start + header.blob_stored], header.blob_size, header.codec))
 
 
 def _refuse_unknown(header: BatchHeader) -> None:
@@ -561,16 +621,16 @@ def _decode_columns(
         raise ValueError(f"{count} records for {header.span} offsets")
     counts = FIXED.unpack_from(fixed)
     at = FIXED.size
-    # Most columns of most batches are zero throughout; those share one.
-    zero = Runs([0], [count])
+    zero = RunColumn(fixed, at, 0, count)
     runs = [zero] * 6
     for place in range(6):
         many = counts[place]
-        if many == 1:
-            runs[place] = Runs(list(_I64.unpack_from(fixed, at)), [count])
-            at += 8
-        elif many:
-            runs[place], at = _decode_runs(fixed, at, many, count)
+        if many:
+            runs[place] = RunColumn(fixed, at, many, count)
+            at += 8 * many
+            if many not in (1, count):
+                runs[place].check_ends()
+                at += 4 * many
     route_sets: list[RouteSet | RouteReference] = [()]
     if counts[6]:
         at = _decode_routes(fixed, at, counts[6], counts[7], route_sets)
@@ -593,9 +653,10 @@ def _decode_columns(
         if max(places, default=-1) >= counts[8]:
             raise ValueError("a tag set names a tag that is not there")
     timestamps, expiries, attributes, routes, origins, tags = runs
-    for one, dictionary in ((routes, len(route_sets)), (tags, len(tag_sets))):
-        if one is not zero and (min(one.values) < 0 or max(one.values) >= dictionary):
-            raise ValueError("a run names a set that is not there")
+    if routes is not zero:
+        routes.check_places(len(route_sets))
+    if tags is not zero:
+        tags.check_places(len(tag_sets))
     offsets: list[int] | None = None
     if counts[11]:
         deltas = struct.unpack_from(f"<{counts[11]}I", fixed, at)
@@ -663,22 +724,11 @@ def _decode_columns(
         value_sizes,
         blob[:keys_end],
         blob[keys_end:headers_at],
-        blob[headers_at:names_end],
-        blob[names_end:headers_end],
+        blob[headers_at:names_end] if counts[12] else _EMPTY,
+        blob[names_end:headers_end] if counts[12] else _EMPTY,
         blob[values_at:],
         (keys_end, headers_at, names_end, headers_end, values_at),
     )
-
-
-def _decode_runs(fixed: bytes, at: int, many: int, count: int) -> tuple[Runs, int]:
-    values = list(struct.unpack_from(f"<{many}q", fixed, at))
-    at += 8 * many
-    if many == count:
-        return Runs(values, list(range(1, count + 1))), at
-    ends = list(struct.unpack_from(f"<{many}I", fixed, at))
-    if ends[-1] != count or not all(low < high for low, high in pairwise([0, *ends])):
-        raise ValueError("runs do not lead to the count")
-    return Runs(values, ends), at + 4 * many
 
 
 def _decode_routes(fixed: bytes, at: int, many: int, word_count: int, found: list[RouteSet | RouteReference]) -> int:
@@ -718,7 +768,7 @@ def decode(data: bytes | memoryview, position: int, header: BatchHeader) -> Reco
         return empty
     columns = decode_columns(data, position, header)
     count = header.record_count
-    batch = RecordBatch(header.base_offset, header.leader_epoch, header.producer, columns.runs)
+    batch = RecordBatch(header.base_offset, header.leader_epoch, header.producer, columns.runs())
     batch.span = header.span
     batch.route_sets = columns.route_sets
     if len(columns.tag_sets) > 1:
@@ -762,7 +812,7 @@ def cut_sized(blob: memoryview, sizes: "np.ndarray[tuple[int], np.dtype[np.unsig
     return list(map(BytesIO(blob).read, sizes.tolist()))
 
 
-def _block(stored: memoryview, size: int, codec: int) -> memoryview:
+def _block(stored: memoryview, size: int, codec: int) -> memoryview | bytes:
     if codec == CODEC_NONE or len(stored) == size:
         if len(stored) != size:
             raise ValueError("a block is shorter than its header says")
@@ -770,7 +820,7 @@ def _block(stored: memoryview, size: int, codec: int) -> memoryview:
     # lz4 shrinks to no less than a 255th; whoever says more would have us set aside the memory first.
     if size > 255 * len(stored):
         raise ValueError("a block cannot unpack to the size its header says")
-    plain = lz4.block.decompress(stored, uncompressed_size=size)
+    plain: bytes = lz4.block.decompress(stored, uncompressed_size=size)
     if len(plain) != size:
         raise ValueError("a block unpacks to the wrong size")
-    return memoryview(plain)
+    return plain
