@@ -271,7 +271,12 @@ class Publisher:
         channel: Channel | None = None,
     ) -> None:
         attributes, expiry_us = self._stored_as(scan)
-        reached = self._broker.publish(target, props, bodies, attributes=attributes, expiry_us=expiry_us)
+        broker = self._broker
+        broker.speaker = self._user
+        try:
+            reached = broker.publish(target, props, bodies, attributes=attributes, expiry_us=expiry_us)
+        finally:
+            broker.speaker = ""
         if confirm is not None:
             assert channel is not None
             self._confirm_when_safe(channel, confirm, target, scan, reached)
@@ -529,9 +534,14 @@ class Publisher:
     def _store_once(self, channel: Channel, numbered: _Numbered) -> None:
         target, scan = numbered.target, numbered.scan
         attributes, expiry_us = self._stored_as(scan)
-        reached = self._broker.publish_once(
-            target, numbered.producer, numbered.props, numbered.bodies, attributes=attributes, expiry_us=expiry_us
-        )
+        broker = self._broker
+        broker.speaker = self._user
+        try:
+            reached = broker.publish_once(
+                target, numbered.producer, numbered.props, numbered.bodies, attributes=attributes, expiry_us=expiry_us
+            )
+        finally:
+            broker.speaker = ""
         if channel.confirming:
             self._confirm_when_safe(channel, channel.expect(len(numbered.bodies)), target, scan, reached)
 

@@ -140,6 +140,10 @@ class Broker:
         self.returns = Returns(self)
         # Who hears of every append to a log, besides its views.
         self.taps: dict[PartitionLog, Tap] = {}
+        # Who publishes, while a door does so that marks no records with it; whoever listens may want to know.
+        self.speaker = ""
+        # Called for each log of an exchange or queue that is made: with its vhost, its kind and the name.
+        self.log_made: Callable[[str, str, str], None] = lambda vhost, kind, name: None
         self.timers = Timers(env.clock)
         self._expiry = Expiry(self.timers, env.clock, self._expired)
         self.delayed = Delayed()
@@ -596,6 +600,7 @@ class Broker:
                 config=config_of(),
             )
             stream = self.directory.create_now(spec)
+            self.log_made(vhost, kind, name)
             self._journalled_ends[stream.partitions[0]] = 0
         log = stream.partitions[0]
         if self._advanced not in log.advanced:
@@ -751,10 +756,12 @@ class Broker:
         """Who listens to an exchange's log gets also what reaches it by way of another exchange: as a copy in that
         log, where those who come later look for it."""
         batch, first, last = run
+        # Whose right it was to publish to another exchange says nothing of this one.
+        self.speaker = ""
         for stream_id in target.through:
             log = self.maybe_log(stream_id)
             tap = None if log is None else self.taps.get(log)
-            if log is None or tap is None:
+            if log is None or tap is None or not tap.wants_copies:
                 continue
             attributes = batch.attributes.at(first)
             copied = log.append(

@@ -55,6 +55,9 @@ class LogHolder(Protocol):
 class Tap(Protocol):
     """Somebody who hears of every append to a log, besides its views."""
 
+    # What reaches the log by way of other exchanges is copied into it.
+    wants_copies: bool
+
     def take(self, batch: RecordBatch, first: int, last: int, /) -> None:
         """Records first..last-1 were appended."""
 

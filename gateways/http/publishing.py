@@ -480,6 +480,13 @@ class Batch:
 
     def _store(self, target: Target, run: Sequence[Ready]) -> int | None:
         """The offset behind them; -1 for one that was published before; None for what is kept in no log."""
+        self._broker.speaker = self._visitor.name
+        try:
+            return self._keep(target, run)
+        finally:
+            self._broker.speaker = ""
+
+    def _keep(self, target: Target, run: Sequence[Ready]) -> int | None:
         one = run[0]
         properties, values = [item.properties for item in run], [item.value for item in run]
         attributes = int(Protocol.AMQP) | (PERSISTENT if one.persistent else 0)

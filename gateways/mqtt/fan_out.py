@@ -33,6 +33,8 @@ class Retain(Protocol):
 
 
 class FanOut:
+    wants_copies = True
+
     def __init__(self, shared: Shared, tally: Tally, *, retain: Retain, fall_behind: Callable[[Session], None]) -> None:
         """`fall_behind`: told, perhaps again, of a session that took not all."""
         self.shared = shared

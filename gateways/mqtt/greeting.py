@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from headrace.core_log.errors import DiskFull, HeadraceError
 from headrace.gateways.mqtt.config import MqttConfig
-from headrace.gateways.mqtt.packets import Connack, Connect, Disconnect, Packet, Puback, Pubrec
+from headrace.gateways.mqtt.packets import Connack, Connect, Disconnect, Packet, Puback, Pubrec, Suback
 from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties
 from headrace.gateways.mqtt.reasons import MqttError, ReasonCode, Version, return_code
 
@@ -68,7 +68,7 @@ def as_mqtt(error: HeadraceError) -> MqttError:
 def unexplained(packet: Packet) -> Packet:
     """Without reason string and user properties [MQTT-3.4.2-2, MQTT-3.4.2-3 and the like]."""
     match packet:
-        case Connack() | Puback() | Pubrec() | Disconnect():
+        case Connack() | Puback() | Pubrec() | Suback() | Disconnect():
             return replace(packet, properties=replace(packet.properties, reason_string=None, user_properties=()))
         case _:
             return packet

@@ -24,7 +24,7 @@ class Retained:
     # Of its record in the log of messages; -1: from before this start.
     offset: int = -1
     tags: tuple[str, ...] = ()
-    # Who published it, over MQTT; empty: nobody knows.
+    # Who published it; empty: nobody knows. As which client: over MQTT only.
     user: str = ""
     client_id: str = ""
     # The offset of its record in `__retained`; -1: it is in none.

@@ -5,12 +5,14 @@ Neighbours: retained.py finds, retained_log.py writes, fan_out.py tells of messa
 subscriptions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from headrace.core_log.record import RecordBatch
 from headrace.filtering.expression import parse
+from headrace.filtering.tags import Tags
+from headrace.gateways.delivery.ports import Tap
 from headrace.gateways.mqtt.interest import identifiers_of
 from headrace.gateways.mqtt.origin import publisher
 from headrace.gateways.mqtt.packets import RetainHandling
@@ -18,6 +20,27 @@ from headrace.gateways.mqtt.retained import Retained, RetainedMessages
 from headrace.gateways.mqtt.session import Extra, Interest, Session
 from headrace.gateways.mqtt.shared import Shared
 from headrace.gateways.mqtt.sys_topics import SysTopics
+
+# Of AMQP messages; what it means is the mapping's to say.
+RETAIN_HEADER = b"x-retain"
+
+
+class Unattended:
+    """Listens where nobody has spoken MQTT since the start: what AMQP clients publish to `amq.topic` concerns nobody
+    yet, but for the messages that ask to be retained."""
+
+    wants_copies = False
+
+    def __init__(self, begin: Callable[[], Tap]) -> None:
+        """`begin`: whoever takes messages from now on."""
+        self._begin = begin
+
+    def take(self, batch: RecordBatch, first: int, last: int) -> None:
+        if any(RETAIN_HEADER in properties for properties in set(batch.properties[first:last])):
+            self._begin().take(batch, first, last)
+
+    def wants(self, key: bytes, tags: Tags) -> bool:
+        return False
 
 
 class Retaining:
@@ -36,7 +59,7 @@ class Retaining:
         for place, (name, blob) in enumerate(zip(names, blobs, strict=True)):
             index = low + place
             origin = publisher(batch.origins.at(index))
-            user, client_id = self.publishers.get(origin, ("", ""))
+            user, client_id = self.publishers.get(origin, (self.broker.speaker, ""))
             message = Retained(
                 name,
                 blob,

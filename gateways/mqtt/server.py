@@ -29,6 +29,7 @@ from headrace.gateways.mqtt.hub import COMPACTED, Hub
 from headrace.gateways.mqtt.properties import PublishScans
 from headrace.gateways.mqtt.reasons import ReasonCode
 from headrace.gateways.mqtt.retained_log import RetainedLog
+from headrace.gateways.mqtt.retaining import Unattended
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.shared import EXCHANGE, Shared
 from headrace.gateways.mqtt.shares import Shares
@@ -90,6 +91,7 @@ class MqttDoor:
             turn.before_end,
             version,
         )
+        broker.log_made = self._log_made
         broker.metadata.listen(self._metadata_changed)
         watch.listen(self._alarms_changed)
 
@@ -112,11 +114,21 @@ class MqttDoor:
                 place.shares.restore(place.hub.restore(client_id.decode(), state.decode_session(value, offset)))
         for vhost, place in self._places.items():
             place.hub.set_right(noted.get(vhost, 0))
+        for vhost, host in self.broker.vhosts.items():
+            stream = host.exchange_stream(EXCHANGE)
+            if stream is not None and self.broker.maybe_log(stream) is not None:
+                self._log_made(vhost, "exchange", EXCHANGE)
+
+    def _log_made(self, vhost: str, kind: str, name: str) -> None:
+        """Nobody speaks MQTT there yet, but AMQP clients may publish what is to be retained."""
+        if (kind, name) == ("exchange", EXCHANGE) and vhost not in self._places:
+            log = self.broker.vhosts[vhost].exchange_log(EXCHANGE)
+            self.broker.taps[log] = Unattended(lambda: self.place(vhost).hub.fan_out)
 
     def _may_publish(self, user: str, vhost: str, topic: str, client_id: str) -> bool:
         key = self.keys.key_of(topic.encode()).decode("utf-8", "surrogateescape")
         return self.access.may(user, vhost, Operation.WRITE, EXCHANGE) and self.access.may_use_key(
-            user, vhost, EXCHANGE, Operation.WRITE, key, client_id
+            user, vhost, EXCHANGE, Operation.WRITE, key, client_id or None
         )
 
     # -- as its clients see it ------------------------------------------------------------------------------------

@@ -160,6 +160,14 @@ def test_filter_that_cannot_be_is_refused_with_the_reason(
     one.seen_all()
 
 
+def test_reason_of_a_refused_filter_that_would_not_fit_is_left_out(client: Open, name: str) -> None:
+    one = client(name, maximum_packet_size=30)
+    told = one.subscribe(name, user_properties=(("x-filter", "eu &&"),))
+    assert told.reasons == (ReasonCode.TOPIC_FILTER_INVALID,)
+    assert told.properties.reason_string is None
+    one.ping()
+
+
 def test_one_filter_too_many_in_a_group_is_refused(client: Open, name: str) -> None:
     group = f"$share/g/{name}"
     for number in range(16):

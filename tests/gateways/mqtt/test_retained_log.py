@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+import pika
 import pytest
 
 from headrace.gateways.mqtt.retained import LOADED_BYTES_MAX, Retained, RetainedMessages
@@ -39,6 +40,13 @@ read = ".*"
 """
 CONFIG = USERS
 DEVICE = {"user": "device", "password": b"secret"}
+RETAINED = pika.BasicProperties(headers={"x-retain": True}, delivery_mode=2)
+
+
+def without_its_right(user: str) -> str:
+    """USERS, but that this one may publish nothing."""
+    before, name, after = USERS.rpartition(f'user = "{user}"')
+    return before + name + after.replace('write = ".*"', 'write = "^$"', 1)
 
 
 def message(topic: str, size: int) -> Retained:
@@ -108,10 +116,40 @@ def test_who_has_lost_the_right_to_publish_is_no_longer_heard_by_new_subscribers
     device.publish(f"{name}/device", b"hello", 1, retain=True)
     other.publish(f"{name}/other", b"hello", 1, retain=True)
     assert payloads(client(), f"{name}/#", 2).keys() == {f"{name}/device", f"{name}/other"}
-    before, _, after = USERS.rpartition('write = ".*"')
-    broker.reload(f'{before}write = "^$"{after}')
+    broker.reload(without_its_right("device"))
     reader = client()
     assert payloads(reader, f"{name}/#", 1).keys() == {f"{name}/other"}
     reader.expect_nothing()
     broker.reload(USERS)
     assert payloads(client(), f"{name}/#", 2).keys() == {f"{name}/device", f"{name}/other"}
+
+
+def test_who_published_over_amqp_is_known_too_and_by_way_of_another_exchange_is_not(
+    tmp_path: Path,
+) -> None:
+    with MqttBroker(tmp_path, config=CONFIG) as broker, ExitStack() as wires:
+
+        def found(count: int) -> set[str]:
+            reader = wires.enter_context(broker.wire())
+            reader.connect()
+            topics = payloads(reader, "a/#", count).keys()
+            reader.expect_nothing()
+            return set(topics)
+
+        admin = broker.connect().channel()
+        admin.exchange_declare("other", "topic")
+        admin.exchange_bind("amq.topic", "other", "#")
+        device = broker.connect(user="device", password="secret").channel()
+        device.confirm_delivery()
+        for exchange, key in (("amq.topic", "a.device"), ("other", "a.around")):
+            device.basic_publish(exchange, key, b"hello", RETAINED)
+        admin.confirm_delivery()
+        admin.basic_publish("amq.topic", "a.guest", b"hello", RETAINED)
+        assert found(3) == {"a/device", "a/around", "a/guest"}
+        broker.reload(without_its_right("device"))
+        assert found(2) == {"a/around", "a/guest"}
+        # It is written down with the message.
+        broker.restart()
+        assert found(2) == {"a/around", "a/guest"}
+        broker.reload(USERS)
+        assert found(3) == {"a/device", "a/around", "a/guest"}
