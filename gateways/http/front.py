@@ -4,26 +4,40 @@ Driver: an ASGI application before those of the shards.
 A request for a vhost that is led elsewhere is passed on: method, target, headers and body as they came, but for what
 concerns one connection only; the answer comes back the same way, as it comes. So logins and rights are the leader's
 affair, by what this node says of the client. What is about this node (health, metrics, the cluster) is answered here.
-A request that names no vhost is about `/`.
+A list that names no vhost is asked of every leader, and what has an id of each until one knows it (gathering.py); any
+other request that names no vhost is about `/`.
 Neighbours: app.py answers on the leader, connection.py speaks HTTP with the client.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import closing, suppress
-from typing import Any
-from urllib.parse import parse_qsl, unquote
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import h11
 import msgspec
 import trio
 
 from headrace.core_log.env import Env
+from headrace.core_log.peer.errors import LinkError
 from headrace.gateways.delivery.alarms import Alarms
 from headrace.gateways.delivery.limits import Limits
 from headrace.gateways.delivery.listener import Connection, DoorListener, Listener, TlsSide
 from headrace.gateways.http.config import HEAD_BYTES_MAX, SMALL_BODY_BYTES_MAX, HttpConfig
 from headrace.gateways.http.connection import CONNECTION, Application, Gone, HttpConnection, Message
+from headrace.gateways.http.gathering import (
+    Document,
+    cursor_of,
+    is_by_id,
+    is_list_of_all,
+    limit_of,
+    merged,
+    merged_events,
+    split_cursor,
+)
 from headrace.gateways.http.problems import MEDIA_TYPE, Code, Problem
 from headrace.gateways.relay.dialing import client_of, connection_of, dial
 from headrace.gateways.relay.end import End, EndLost
@@ -50,8 +64,70 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
+# How long a list of all waits for a leader; it is given without what that one has, and says so.
+GATHER_SECONDS_MAX = 5.0
+
+
 class _LeaderLost(Exception):
     """Before it had begun to answer."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One that is held back until it is known what to make of it."""
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    body: bytes = b""
+
+    async def take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+    @property
+    def document(self) -> Document:
+        return cast(Document, msgspec.json.decode(self.body))
+
+    async def send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request as it is asked of several leaders."""
+
+    scope: MutableMapping[str, Any]
+    body: bytes = b""
+
+    def other(self, method: str, target: str, query: str = "") -> "_Question":
+        """Somebody's request for something else."""
+        path = target.encode("ascii")
+        about_body = (b"content-length", b"content-type", b"transfer-encoding", b"expect")
+        headers = [(name, value) for name, value in self.scope["headers"] if name not in about_body]
+        changed = {"method": method, "raw_path": path, "path": target, "query_string": query.encode("ascii")}
+        return _Question({**self.scope, **changed, "headers": headers})
+
+    def behind(self, cursor: int) -> "_Question":
+        """The same, of one leader's pages."""
+        kept = [(name, value) for name, value in parse_qsl(self.scope["query_string"].decode()) if name != "after"]
+        query = urlencode([*kept, ("after", str(cursor))]).encode()
+        return _Question({**self.scope, "query_string": query})
+
+    def receive(self) -> Receive:
+        """The body, and nothing behind it: whoever asked is still there."""
+        told = False
+
+        async def receive() -> Message:
+            nonlocal told
+            if told:
+                await trio.sleep_forever()
+            told = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+
+        return receive
 
 
 class HttpFront:
@@ -101,6 +177,14 @@ class HttpFront:
             await self._here(scope, receive, send)
             return
         words = path[len(API) :].split("/")
+        if (parts := self._leaders.parts()) and len(parts) > 1:
+            if is_list_of_all(scope["method"], words, scope["query_string"]):
+                await self._gather(words[0], _Question(scope), parts, send)
+                return
+            if is_by_id(words, scope["query_string"]):
+                question = _Question(scope, await _read(receive))
+                await (await self._find(words, question, parts)).send(send)
+                return
         if scope["method"] == "POST" and len(words) == 1 and words[0] in IN_BODY:
             body = await _read(receive)
             receive = _again(body, receive)
@@ -121,6 +205,138 @@ class HttpFront:
                 if not may_repeat:
                     text = "the node that leads this vhost was lost: whether the request was done is not known"
                     raise Problem(Code.NO_LEADER, text, headers={"retry-after": RETRY_AFTER_S}) from None
+
+    # -- asking all -----------------------------------------------------------------------------------------------
+
+    async def _ask(self, vhost: str, question: _Question) -> _Answer:
+        """What its leader answers. Raises NoLeader, _LeaderLost, Problem."""
+        answer = _Answer()
+        scope = dict(question.scope)
+        doors = self._leaders.here(vhost)
+        if doors is not None:
+            await doors.http.app(scope, question.receive(), answer.take)
+        else:
+            self.passed_on_count += 1
+            await self._pass_on(vhost, scope, question.receive(), answer.take)
+        return answer
+
+    async def _ask_all(self, questions: Sequence[tuple[str, _Question] | None]) -> list[_Answer | None]:
+        """All at once; None: it was not asked, or nobody led in time."""
+        answers: list[_Answer | None] = [None] * len(questions)
+
+        async def ask(place: int, vhost: str, question: _Question) -> None:
+            with trio.move_on_after(GATHER_SECONDS_MAX), suppress(NoLeader, _LeaderLost, Problem, LinkError):
+                answers[place] = await self._ask(vhost, question)
+
+        async with trio.open_nursery() as nursery:
+            for place, one in enumerate(questions):
+                if one is not None:
+                    nursery.start_soon(ask, place, *one)
+        return answers
+
+    async def _gather(self, word: str, question: _Question, parts: Sequence[Sequence[str]], send: Send) -> None:
+        """A list of what all leaders have; without what nobody leads now, which it names."""
+        query = question.scope["query_string"]
+        limit = limit_of(word, query)
+        is_head = question.scope["method"] == "HEAD"
+        if is_head:
+            question = _Question({**question.scope, "method": "GET"})
+        cursors = split_cursor(cursor_of(query), len(parts)) if word == "audit" else [None] * len(parts)
+        questions = [
+            None if cursor == 0 else (names[0], question.behind(cursor) if cursor is not None else question)
+            for names, cursor in zip(parts, cursors, strict=True)
+        ]
+        answers = await self._ask_all(questions)
+        wrong = next((one for one in answers if one is not None and one.status != HTTPStatus.OK), None)
+        if wrong is not None:
+            await wrong.send(send)
+            return
+        missing = [names for names, asked, one in zip(parts, questions, answers, strict=True) if asked and one is None]
+        pages = [None if one is None else one.document for one in answers]
+        there = [one for one in pages if one is not None]
+        if not there and missing:
+            raise NoLeader("nobody leads any vhost")
+        if word == "audit":
+            found = merged_events(pages, cursors, limit or len(there))
+        else:
+            found = merged(word, there, limit)
+        if missing:
+            found["missing_vhosts"] = [name for names in missing for name in names]
+        first = next(one for one in answers if one is not None)
+        framing = (b"content-length", b"transfer-encoding")
+        body = msgspec.json.encode(found)
+        headers = [(name, value) for name, value in first.headers if name.lower() not in framing]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await _Answer(200, headers, b"" if is_head else body).send(send)
+
+    async def _find(self, words: Sequence[str], question: _Question, parts: Sequence[Sequence[str]]) -> _Answer:
+        """What has an id is with the leader that knows it."""
+        match words:
+            case ["stages", "abort"]:
+                return await self._abort_everywhere(question, parts)
+            case ["stages", "commit"]:
+                return await self._ask(await self._vhost_of_commit(question, parts), question)
+            case ["cursors", name] if question.scope["method"] == "PUT":
+                known = await self._knowing(question.other("GET", f"{API}cursors/{name}"), parts)
+                return await self._ask(known[0] if known else _vhost_of_cursor(question.body), question)
+        answer: _Answer | None = None
+        lost: Exception | None = None
+        for names in parts:
+            try:
+                answer = await self._ask(names[0], question)
+            except (NoLeader, _LeaderLost, LinkError) as error:
+                lost = error
+                continue
+            if answer.status != HTTPStatus.NOT_FOUND:
+                return answer
+        if lost is not None:
+            text = "a part of the cluster has no leader now, and nobody else knows it: whether it was done is not known"
+            raise Problem(Code.NO_LEADER, text, headers={"retry-after": RETRY_AFTER_S})
+        assert answer is not None
+        return answer
+
+    async def _knowing(self, question: _Question, parts: Sequence[Sequence[str]]) -> list[str]:
+        """One vhost of each leader that has it. NoLeader: one cannot be asked."""
+        answers = await self._ask_all([(names[0], question) for names in parts])
+        if None in answers:
+            raise NoLeader("a part of the cluster has no leader now")
+        return [
+            names[0]
+            for names, one in zip(parts, answers, strict=True)
+            if one is not None and one.status != HTTPStatus.NOT_FOUND
+        ]
+
+    async def _vhost_of_commit(self, question: _Question, parts: Sequence[Sequence[str]]) -> str:
+        """Where the stages of the batch are; if there are none, where the query is known."""
+        wanted = _field_of(question.body, "query")
+        if not isinstance(wanted, str) or not wanted:
+            # The leader says what is wrong.
+            return DEFAULT_VHOST
+        name = quote(wanted, safe="")
+        answers = await self._ask_all(
+            [(names[0], question.other("GET", f"{API}stages", f"query={name}&limit=1")) for names in parts]
+        )
+        if None in answers:
+            raise NoLeader("a part of the cluster has no leader now")
+        having = [
+            names[0]
+            for names, one in zip(parts, answers, strict=True)
+            if one is not None and one.status == HTTPStatus.OK and one.document["total"]
+        ]
+        having = having or await self._knowing(question.other("GET", f"{API}stages/queries/{name}"), parts)
+        if len(having) > 1:
+            text = f"the stages of query '{wanted}' lie in vhosts that have several leaders: a commit is with one"
+            raise Problem(Code.REFUSED, text)
+        return having[0] if having else DEFAULT_VHOST
+
+    async def _abort_everywhere(self, question: _Question, parts: Sequence[Sequence[str]]) -> _Answer:
+        answers = [await self._ask(names[0], question) for names in parts]
+        wrong = next((one for one in answers if one.status != HTTPStatus.OK), None)
+        if wrong is not None:
+            return wrong
+        body = msgspec.json.encode({"aborted": sum(one.document["aborted"] for one in answers)})
+        headers = [(name, value) for name, value in answers[0].headers if name.lower() != b"content-length"]
+        return _Answer(200, [*headers, (b"content-length", str(len(body)).encode())], body)
 
     # -- passing on -----------------------------------------------------------------------------------------------
 
@@ -216,6 +432,22 @@ def _vhost_in(body: bytes, fields: Sequence[str]) -> str:
             vhost, mark, _name = value.partition("|")
             return value if name == "vhost" else vhost if mark else DEFAULT_VHOST
     return DEFAULT_VHOST
+
+
+def _field_of(body: bytes, name: str) -> object:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def _vhost_of_cursor(body: bytes) -> str:
+    """That of its first topic; of several, their leader must be one."""
+    topics = _field_of(body, "topics")
+    first = next(iter(topics), "") if isinstance(topics, dict) else ""
+    vhost, mark, _name = first.partition("|")
+    return vhost if mark else DEFAULT_VHOST
 
 
 def _headers_for_one(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -1,6 +1,6 @@
 """Who leads a vhost, as the doors ask for it. Values: what the composition of a cluster's node hands to them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from headrace.core_log.errors import HeadraceError
@@ -53,6 +53,9 @@ class ShardDoors(Protocol):
 class Leaders(Protocol):
     # How long a client waits for a leader to be elected.
     patience_s: float
+
+    def parts(self) -> Sequence[Sequence[str]]:
+        """The vhosts, those that have one leader together; what is not about a vhost is that of the first's."""
 
     def here(self, vhost: str) -> ShardDoors | None:
         """What serves the vhost, if this node leads it."""

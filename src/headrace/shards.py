@@ -295,6 +295,12 @@ class Shards:
 
     # -- leaders --------------------------------------------------------------------------------------------------
 
+    def parts(self) -> list[list[str]]:
+        found: dict[int, list[str]] = {}
+        for name, vhost in sorted(self.agent.metadata.snapshot.vhosts.items()):
+            found.setdefault(vhost.shard, []).append(name)
+        return [names for _number, names in sorted(found.items())]
+
     def here(self, vhost: str) -> Service | None:
         number = self.agent.shard_of(vhost)
         kept = None if number is None else self._kept.get(number)

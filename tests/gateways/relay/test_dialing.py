@@ -58,6 +58,9 @@ class Leaders:
         self.asked_count = 0
         self._nursery = nursery
 
+    def parts(self) -> list[list[str]]:
+        return [["/"]]
+
     def here(self, vhost: str) -> Doors | None:
         return Doors() if self.leads and vhost == "/" else None  # type: ignore[return-value]
 

@@ -85,6 +85,9 @@ class Leaders:
         self._node = node
         self._peers = Peers(lambda: _hello(node), SECRET, _nonce, tls=town.secured and town.secured.caller)
 
+    def parts(self) -> list[list[str]]:
+        return [["/"]]
+
     def here(self, vhost: str) -> Service | None:
         leading = self._town.leading
         return leading.service if leading is not None and self._node == self._town.leader else None
