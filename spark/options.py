@@ -311,7 +311,8 @@ def _offsets(options: Mapping[str, str], name: str, default: int) -> Edge:
     document = _object(name, text, expected)
     if isinstance(document.get("v"), int):
         try:
-            return Kept(Offsets.from_json(document))
+            # Taken from a checkpoint, it may also say where that query began.
+            return Kept(Offsets(Offsets.from_json(document).topics))
         except InvalidOffsets as error:
             raise InvalidOption(f"{name!r}: {error}") from None
     return Given(_by_partition(name, text, document, EARLIEST, expected))

@@ -1,10 +1,11 @@
 """The stream reader: where a query begins, how far each batch goes, what its tasks are. Driver of pyspark: clock.
 
 Spark keeps offsets in its checkpoint, but not the first ones: a query whose first batch failed asks for them again, and
-`latest` is then later. Spark would plan from there to the end that it had logged, find nothing between, and go on: the
-records of that batch would be gone without a word. Closed here: the first offsets are kept (by a `cursor` in the
-broker, or beside the checkpoint by stream_start.py) and given again. Where nobody keeps them, a first batch that is run
-again is an error, and so is any batch that ends before it starts.
+`latest` is then later, and `earliest` too where retention was there. Spark would plan from there to the end that it had
+logged, find less or nothing between, and go on: records of that batch would be gone without a word. Closed here twice.
+The end of the first batch says where that began (stream_offsets.py), and it is read from there when it is run again.
+And the start itself can be kept (by a `cursor` in the broker, or beside the checkpoint by stream_start.py), for a query
+that ends before its first batch was planned. A batch that ends before it starts is an error.
 
 - Ends come from the high watermark, never from what is on the disk above it; offsets never move backwards.
 - A batch reads exactly [start, end); a partition that was not there before is read from 0.
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 # Between looking what is there and planning to read it, retention may take some: so often it is looked again.
 PLAN_ATTEMPTS = 3
-# What to do about a first batch whose start nobody knows any more.
-ANEW = "Begin again with a new checkpoint, and have the start kept: by a 'cursor', or by stream_topic"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -57,8 +56,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # What there was when a run over what is there began.
         self._target: Mapping[str, TopicInfo] | None = None
         self._batch_at_s: float | None = None
-        # Whether a batch was planned here. Spark does not plan one that it runs again.
-        self._has_planned = False
         # Opened where they are used: readers are also made where nothing but `read` is asked of them.
         self._opened: Access | None = None
         self._broker: StreamBroker | None = None
@@ -80,8 +77,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         found = initial_offsets(self._access(), self._options)
         if not self._is_kept():
             warnings.warn(
-                "this stream starts at latest or at a time, and nobody keeps where that is: should its first batch "
-                "fail, a restart fails too; give it a 'cursor', or start it with headrace.spark.stream_start",
+                "this stream starts at latest or at a time, and nobody keeps where that is: should it end before its "
+                "first batch is planned, it begins later next time; give it a 'cursor', or start it with "
+                "headrace.spark.stream_start",
                 stacklevel=2,
             )
         return found
@@ -99,7 +97,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return ReadAllAvailable() if options.min_offsets is None else ReadMinRows(options.min_offsets)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        self._has_planned = True
         at = Offsets.from_json(start)
         topics = self._there(at)
         waiting = self._backlog(at, topics)
@@ -108,7 +105,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if ends:
             self._batch_at_s = time.monotonic()
         self._hold(at)
-        return _moved(at, topics, ends).to_json()
+        moved = _moved(at, topics, ends)
+        if at == self._initial:
+            return Offsets(moved.topics, began=at.topics).to_json()
+        # Nothing new must be the same text.
+        return (at if moved.topics == at.topics else moved).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         try:
@@ -207,12 +208,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, stop = Offsets.from_json(start), Offsets.from_json(end)
+        if stop.began is not None and begin.began is None:
+            # The first batch, and perhaps not for the first time.
+            begin = Offsets(stop.began)
         ranges = batch_of(begin, stop)
-        if not self._has_planned and begin == self._initial and not self._is_kept():
-            raise DataLoss(
-                "the first batch of this query failed and is run again, and where it began nobody knows any more: its "
-                f"start was latest or a time, which is another place now. {ANEW}"
-            )
         self._hold(begin)
         return [TaskPartition(task) for task in self._tasks(ranges, stop)]
 
@@ -306,11 +305,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
 
 def batch_of(start: Offsets, end: Offsets) -> dict[Position, Range]:
-    """What lies between the two. Raises DataLoss where the end lies before the start, whatever was said about losses.
-
-    That is how a first batch looks that is run again from a start that has moved since: nothing would be read, and
-    nobody told.
-    """
+    """What lies between the two. Raises DataLoss where the end lies before the start, whatever was said about losses:
+    nothing would be read, and nobody told."""
     ranges = {}
     for name, topic in end.topics.items():
         before = start.topics.get(name)
@@ -319,8 +315,9 @@ def batch_of(start: Offsets, end: Offsets) -> dict[Position, Range]:
             begin = next.get(partition, 0)
             if stop < begin:
                 raise DataLoss(
-                    f"the batch of partition {partition} of '{name}' ends at {stop}, before its start {begin}: the "
-                    f"start has moved since the batch was planned, and records would be lost without a word. {ANEW}"
+                    f"the batch of partition {partition} of '{name}' ends at {stop}, before its start {begin}: this "
+                    "checkpoint does not say where the batch began, and records would be lost without a word. Begin "
+                    "again with a new checkpoint"
                 )
             if begin < stop:
                 ranges[name, partition] = (begin, stop)

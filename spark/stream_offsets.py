@@ -6,6 +6,9 @@ Spark keeps it in the checkpoint as text and compares it as text, so keys are so
 or an empty batch is run for the difference. The id of a topic tells it from one that was deleted and created again
 under its name, whose offsets mean other records. A partition that is not there has not been seen yet: it is read from
 0.
+
+Spark does not keep where a query began. So the end of its first batch, which Spark does keep, says it as well: under
+`began`, topics as under `topics`. Whoever runs that batch again reads from there, whatever `latest` is by then.
 Neighbours: stream.py moves it, source_edges.py makes the first one.
 """
 
@@ -16,6 +19,7 @@ from uuid import UUID
 
 VERSION: Final = 1
 ID: Final = "id"
+BEGAN: Final = "began"
 
 
 class InvalidOffsets(ValueError):
@@ -32,23 +36,35 @@ class TopicOffsets:
 @dataclass(frozen=True, slots=True)
 class Offsets:
     topics: Mapping[str, TopicOffsets] = field(default_factory=dict)
+    # Of the end of a first batch: where that begins.
+    began: Mapping[str, TopicOffsets] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Sorted by key as text, at each level: so does the checkpoint compare it."""
-        topics: dict[str, Any] = {}
-        for name, topic in sorted(self.topics.items()):
-            numbers = sorted((str(partition), offset) for partition, offset in topic.next.items())
-            topics[name] = {**dict(numbers), ID: str(topic.id)}
-        return {"topics": topics, "v": VERSION}
+        began = {} if self.began is None else {BEGAN: _to_json(self.began)}
+        return {**began, "topics": _to_json(self.topics), "v": VERSION}
 
     @classmethod
     def from_json(cls, document: object) -> "Offsets":
         """Raises InvalidOffsets; a version that is not known is one."""
-        if not isinstance(document, dict) or document.get("v") != VERSION or set(document) != {"topics", "v"}:
+        if not isinstance(document, dict) or document.get("v") != VERSION or set(document) - {BEGAN} != {"topics", "v"}:
             raise InvalidOffsets(f"offsets of version {VERSION} were expected, not {document!r}")
-        if not isinstance(document["topics"], dict):
-            raise InvalidOffsets(f"offsets without topics: {document!r}")
-        return cls({name: _topic(name, given) for name, given in document["topics"].items()})
+        return cls(_topics(document, "topics"), _topics(document, BEGAN) if BEGAN in document else None)
+
+
+def _to_json(topics: Mapping[str, TopicOffsets]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, topic in sorted(topics.items()):
+        numbers = sorted((str(partition), offset) for partition, offset in topic.next.items())
+        found[name] = {**dict(numbers), ID: str(topic.id)}
+    return found
+
+
+def _topics(document: Mapping[str, object], name: str) -> dict[str, TopicOffsets]:
+    topics = document[name]
+    if not isinstance(topics, dict):
+        raise InvalidOffsets(f"offsets without topics: {document!r}")
+    return {topic: _topic(topic, given) for topic, given in topics.items()}
 
 
 def _topic(name: str, given: object) -> TopicOffsets:

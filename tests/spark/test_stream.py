@@ -77,13 +77,64 @@ def test_batch_that_ends_before_it_starts_is_an_error_whatever_was_said_of_losse
             reader(failOnDataLoss=loss).partitions(at(log, 200, 50), at(log, 100, 50))
 
 
-def test_first_batch_that_is_run_again_from_a_start_that_nobody_kept_is_an_error(log: FakeLog) -> None:
-    """Where nothing came since, the moved start is the end that was logged: not backwards, and all would be lost."""
-    one = reader(startingOffsets="latest")
+@pytest.mark.parametrize("loss", ["true", "false"])
+@pytest.mark.parametrize("grown", [100, 130, 200])
+def test_first_batch_is_run_again_from_where_it_began_though_nobody_kept_it(
+    log: FakeLog, grown: int, loss: str
+) -> None:
+    """Its end says where that was: `latest` is later by then, before, at or behind the end that was logged."""
+    failed, again = (reader(startingOffsets="latest", failOnDataLoss=loss) for _ in range(2))
     with pytest.warns(UserWarning, match="cursor"):
-        start = one.initialOffset()
-    with pytest.raises(DataLoss, match="the first batch of this query failed and is run again"):
-        one.partitions(start, at(log, 100, 50))
+        start = failed.initialOffset()
+    log.grow("orders", (0, 130), (0, 50))
+    end = failed.latestOffset(start, ALL)
+    assert tasks(failed, start, end) == [("orders", 0, 100, 130)]
+    log.grow("orders", (0, max(grown, 130)), (0, 60))
+    with pytest.warns(UserWarning, match="cursor"):
+        moved = again.initialOffset()
+    assert moved != start
+    assert tasks(again, moved, end) == [("orders", 0, 100, 130)]
+    # And then as ever: from the end of the first batch, of which nothing is read again.
+    next = again.latestOffset(end, ALL)
+    assert next == at(log, max(grown, 130), 60)
+    assert ("orders", 1, 50, 60) in tasks(again, end, next)
+
+
+def test_first_batch_from_earliest_does_not_pass_over_what_retention_took_before_its_second_run(log: FakeLog) -> None:
+    failed = reader()
+    end = failed.latestOffset(failed.initialOffset(), ALL)
+    log.grow("orders", (30, 120), (0, 50))
+    again = reader()
+    with pytest.raises(DataLoss, match=r"offsets 0 to 99 of partition 0 .* and it has 30 to 119"):
+        again.partitions(again.initialOffset(), end)
+    again = reader(failOnDataLoss="false")
+    assert tasks(again, again.initialOffset(), end) == [("orders", 0, 30, 100), ("orders", 1, 0, 50)]
+
+
+def test_first_batch_that_was_empty_is_empty_again_and_what_came_since_is_in_the_second(log: FakeLog) -> None:
+    failed, again = (reader(startingOffsets="latest") for _ in range(2))
+    with pytest.warns(UserWarning, match="cursor"):
+        start = failed.initialOffset()
+    end = failed.latestOffset(start, ALL)
+    log.grow("orders", (0, 103), (0, 50))
+    with pytest.warns(UserWarning, match="cursor"):
+        assert again.partitions(again.initialOffset(), end) == []
+    assert tasks(again, end, again.latestOffset(end, ALL)) == [("orders", 0, 100, 103)]
+
+
+def test_nothing_new_after_the_first_batch_is_the_same_text_and_no_batch(log: FakeLog) -> None:
+    one = reader()
+    end = one.latestOffset(one.initialOffset(), ALL)
+    assert set(end) == {"began", "topics", "v"}
+    assert json.dumps(one.latestOffset(end, ALL)) == json.dumps(end)
+    # Of a query over two sources, one may have nothing new.
+    assert one.partitions(end, end) == []
+
+
+def test_end_of_a_first_batch_may_be_given_as_a_start(log: FakeLog) -> None:
+    one = reader()
+    end = one.latestOffset(one.initialOffset(), ALL)
+    assert reader(startingOffsets=json.dumps(end)).initialOffset() == at(log, 100, 50)
 
 
 def test_first_batch_that_is_run_again_from_a_start_that_stays_is_run(log: FakeLog) -> None:
