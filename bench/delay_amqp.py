@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from random import Random
+from statistics import mean
 from typing import TypeVar
 
 from pamqp import base, body, commands, frame, header
@@ -108,7 +109,7 @@ def _message(random: Random, value: bytes, name: str | None) -> bytes:
 
 class Figures:
     """Of one kind of message: rates, and CPU seconds of the broker for each message until it was confirmed, and
-    until the broker had come to rest."""
+    until the broker had come to rest, which is the mean: what one turn leaves unsorted the next one sorts."""
 
     def __init__(self, header: str | None) -> None:
         self._blobs = blobs_of(Random(1), header)
@@ -145,8 +146,9 @@ def claim() -> list[Claim]:
                 one.measure(publisher, running.pid, count)
     per_cpu = min(plain.accepting) / min(delayed.accepting)
     detail = (
-        f"until confirmed; with sorting {min(plain.all_in) / min(delayed.all_in):.2f}; beside plain ones with a header "
-        f"of their own {min(unique.accepting) / min(delayed.accepting):.2f}"
+        f"until confirmed; with all sorting {mean(plain.all_in) / mean(delayed.all_in):.2f}; beside plain ones with a "
+        f"header of their own {min(unique.accepting) / min(delayed.accepting):.2f}, with all sorting "
+        f"{mean(unique.all_in) / mean(delayed.all_in):.2f}"
     )
     rates = f"{max(delayed.rates):,.0f}/s beside {max(plain.rates):,.0f}/s, with own headers {max(unique.rates):,.0f}/s"
     return [

@@ -82,12 +82,13 @@ class Delays:
         if not whole:
             await engine.rebuild_runs()
         await engine.env.worker.run(engine.remove_strangers)
-        engine.intake.advanced.append(lambda _log: engine.absorb())
+        engine.intake.advanced.append(lambda _log: engine.follow())
 
     async def run(self) -> None:
         """Sort and fire until cancelled. The directory's committer must be running."""
         await self._rescheduling.resume()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._engine.absorb_forever)
             nursery.start_soon(self._firing.run)
             nursery.start_soon(self._sorter.run)
             nursery.start_soon(self._rescheduling.run)
@@ -215,16 +216,19 @@ class Delays:
 
     def count(self, target: bytes | None = None) -> int:
         """How many are pending, of one target or of all. O(1)."""
+        self._engine.absorb()
         ledger = self._engine.ledger
         return ledger.total if target is None else ledger.targets[target]
 
     def counts(self) -> Mapping[bytes, int]:
         """Pending records of each target that has any."""
+        self._engine.absorb()
         return dict(self._engine.ledger.targets)
 
     def buckets(self) -> Sequence[BucketCount]:
         """Pending records of each bucket, by time; the intake, `near`, comes first."""
         engine = self._engine
+        engine.absorb()
         sources = sorted(engine.ledger.sources.values(), key=lambda one: (one.start_us, one.number))
         return [
             BucketCount(
@@ -251,6 +255,7 @@ class Delays:
         due_until_us: int | None = None,
     ) -> Page:
         """Pending records by due time. Refused for a cursor that is none."""
+        self._engine.absorb()
         return await self._search.page(after, limit, Wanted(target, key, tag, due_from_us or 0, due_until_us))
 
     async def inspect(self, id: bytes) -> Pending | None:
@@ -268,6 +273,8 @@ class Delays:
         ledger = self._engine.ledger
         while True:
             await self._rescheduling.arrival(id)
+            # What was confirmed a moment ago is known, however much came with it.
+            self._engine.absorb()
             found = await self._search.by_id(id)
             states = [ledger.state(one.place) for one in found]
             moved = any(

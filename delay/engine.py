@@ -45,6 +45,8 @@ _PRIVATE = LogConfig(retention_ms=None, segment_bytes_max=16 * MIB, key_index=Fa
 BUCKET_CONFIG = LogConfig(retention_ms=None, batch_bytes_max=64 * 1024, key_index=False)
 # So many records are asked for in one go: their batches are in memory twice until they are opened.
 READ_COUNT_MAX = 4096
+# So many records of the intake are taken note of in one step.
+ABSORB_COUNT = 4096
 # Rows of about so many records are made again in one go.
 REBUILD_COUNT_MAX = 4096
 # The decision log is begun anew with a snapshot behind so many bytes of decisions.
@@ -105,6 +107,7 @@ class Engine:
         self.settled: list[int] = []
         self._snapshot_offset = 0
         self._journal_bytes = 0
+        self._much_is_new = trio.Event()
 
     def _private(self, name: str) -> Stream:
         for stream in self.directory.streams.values():
@@ -214,14 +217,33 @@ class Engine:
 
     # -- the intake ---------------------------------------------------------------------------------------------
 
-    def absorb(self) -> None:
-        """Take note of what was committed in the intake since: all of it is pending."""
-        while self.absorbed < self.intake.high_watermark:
+    def follow(self) -> None:
+        """Something was committed in the intake. What is much is taken note of by and by, see `absorb_forever`."""
+        self.absorb(ABSORB_COUNT)
+        if self.absorbed < self.intake.high_watermark:
+            self._much_is_new.set()
+
+    def absorb(self, count: int | None = None) -> None:
+        """Take note of what was committed in the intake since, of about so many records: all of it is pending."""
+        while self.absorbed < self.intake.high_watermark and (count is None or count > 0):
             for batch, first, last in self.intake.read(self.absorbed):
                 if first < last:
                     rows = rows_of(batch, first, last)
                     self._take(batch, first, rows, np.ones(len(rows), dtype=bool))
                 self.absorbed = int(batch.next_offset)
+                if count is not None:
+                    count -= last - first
+                    if count <= 0:
+                        break
+
+    async def absorb_forever(self) -> None:
+        """What one commit brought in great numbers, some at a time: others on the loop get their turns."""
+        while True:
+            await self._much_is_new.wait()
+            self._much_is_new = trio.Event()
+            while self.absorbed < self.intake.high_watermark:
+                self.absorb(ABSORB_COUNT)
+                await trio.lowlevel.checkpoint()
 
     def load_intake(self) -> None:
         """What the intake holds from earlier lives, and counts. Blocks; nobody else is at work yet."""

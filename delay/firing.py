@@ -37,7 +37,9 @@ DECIDE_AHEAD_US = 40_000
 DECIDE_WITHIN_US = 25_000
 # So many are read, or decided, before others on the loop get a turn.
 STAGE_COUNT_MAX = 4096
-DECIDE_COUNT_MAX = 2048
+DECIDE_COUNT_MAX = 1024
+# So many are handed over in one step: their target may have to look at each.
+HAND_OVER_COUNT_MAX = 512
 # What falls due meanwhile is handed over together: a commit takes longer than this on most disks.
 HAND_OVER_PAUSE_US = 2_000
 # A wall clock that steps forward is noticed within this.
@@ -288,7 +290,8 @@ class Firing:
         """Of those that are left. Due times are rounded up to whole ticks."""
         now_us = self._clock_us(one)
         now_us -= now_us % (self._engine.config.tick_ms * 1000)
-        return int(np.searchsorted(one.bodies.dues[one.head :], now_us, side="right"))
+        due = one.bodies.dues[one.head : one.head + HAND_OVER_COUNT_MAX]
+        return int(np.searchsorted(due, now_us, side="right"))
 
     def _until_due_us(self, one: _HandOver) -> int:
         tick_us = self._engine.config.tick_ms * 1000

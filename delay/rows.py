@@ -123,6 +123,10 @@ class PackedRows:
         is_one = bool((rows["target"] == rows["target"][0]).all())
         self._targets: int | npt.NDArray[np.uint32] = int(rows["target"][0]) if is_one else rows["target"].copy()
 
+    @property
+    def first_place(self) -> int:
+        return self._places if isinstance(self._places, int) else int(self._places[0])
+
     def unpack(self) -> Rows:
         rows = np.empty(self.count, dtype=ROW)
         rows["due"] = self.dues

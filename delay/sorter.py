@@ -144,18 +144,25 @@ class Sorter:
         """Write what is to move to the buckets; None when there is nothing."""
         engine = self._engine
         self._behind = engine.waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes
-        block.is_sorted = True
+        # Nobody else lets go of its rows from now on.
+        block.is_sorted = block.is_moving = True
         edge_us = engine.edge_us
-        rows = block.rows
-        rows = rows[engine.ledger.states(rows["place"]) == State.PENDING]
-        later = rows["due"] >= edge_us
-        near, old = rows[~later], rows[later]
+        rows = await engine.env.worker.run(lambda: block.rows)
+        pending = engine.ledger.states(rows["place"]) == State.PENDING
+
+        def part() -> tuple[Rows, Rows, Rows]:
+            """What is due too soon to move; what moves, as it stands in the intake and as it will in the buckets."""
+            later = rows["due"] >= edge_us
+            old = rows[pending & later]
+            return rows[pending & ~later], old, old.copy()
+
+        near, old, new = await engine.env.worker.run(part)
         if not len(old):
+            block.is_moving = False
             block.keep(near)
             return None
-        one = _Pass(block, edge_us, near, old, old.copy(), np.zeros(0, dtype=np.int64), [], [], [])
+        one = _Pass(block, edge_us, near, old, new, np.zeros(0, dtype=np.int64), [], [], [])
         self._passes.append(one)
-        block.is_moving = True
         try:
             await self._write(one)
             one.is_written = True

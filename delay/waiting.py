@@ -63,6 +63,11 @@ class Block:
         return self._rows[: self.count] if self._packed is None else self._packed.unpack()
 
     @property
+    def first_place(self) -> int:
+        """Of the first row, of which there must be one."""
+        return int(self._rows["place"][0]) if self._packed is None else self._packed.first_place
+
+    @property
     def dues(self) -> npt.NDArray[np.int64]:
         """As in the rows, without making them."""
         return self._rows["due"][: self.count] if self._packed is None else self._packed.dues
@@ -107,7 +112,7 @@ class Waiting:
         """The lowest intake offset of a row; `end` when there is none."""
         for block in self._blocks:
             if block.count:
-                return min(int(block.rows["place"][0]) & OFFSET_MASK, end)
+                return min(block.first_place & OFFSET_MASK, end)
             if not block.is_sorted:
                 return min(block.first, end)
         return end

@@ -80,7 +80,7 @@ async def test_block_may_be_emptied_while_it_is_sorted(autojump_clock: object) -
         assert block is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(it.delays._sorter.sort, block)
-            while not block.is_sorted:
+            while not it.delays._sorter._passes:
                 await trio.lowlevel.checkpoint()
             # As by `tidy`, when all of it was decided meanwhile.
             block.keep(block.rows[:0])
