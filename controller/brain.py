@@ -461,12 +461,14 @@ class Brain:
                     for copy in (*row.isr, *row.eligible)
                 )
             ]
-            # All of its rows in one transaction, so that it waits until each may be written.
-            if any(self._watches[shard].trust is not Trust.PROVEN for shard in leaving):
+            # All of its rows in one transaction, so that it waits until each may be written. Those that are being
+            # recovered are not waited for: they are replaced whole, maybe by one that this very life leads.
+            if any(self._watches[shard].trust is Trust.ASKING for shard in leaving):
                 continue
             for shard in leaving:
-                rows[shard] = without_disk(rows[shard], number, self.ballot)
-                touched.add(shard)
+                if self._watches[shard].trust is Trust.PROVEN:
+                    rows[shard] = without_disk(rows[shard], number, self.ballot)
+                    touched.add(shard)
             changes.append(PutNode(node))
         changes += [PutShard(replace(self.snapshot.shards[shard], assignment=rows[shard])) for shard in sorted(touched)]
         return changes

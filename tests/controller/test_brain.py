@@ -321,6 +321,35 @@ def test_a_replica_that_was_in_a_later_epoch_still_is_fenced_above_it() -> None:
     assert {fence.epoch for fence in fences} == {10}
 
 
+def test_a_node_whose_new_disk_the_store_has_forgotten_may_lead_after_a_recovery() -> None:
+    """The simulator of clusters, seed 128: it was to lead once it was registered, and to be registered once it led."""
+    renewed = member(1, life=2, disk=11)
+    later = {"stint": Stint(5, 1), "version": RowVersion(9, FIRST), "isr": copies(renewed)}
+    term = Term(stored(ROW))
+    term.join(renewed, TWO, THREE)
+    term.report(renewed, **later)
+    assert term.brain.trust(0) is Trust.RECOVERING
+    fence = next(effect.epoch for effect in term.take() if isinstance(effect, ToFence))
+    term.brain.fenced(0, fence, told(renewed, **later))
+    term.brain.fenced(0, fence, told(TWO))
+    term.settle()
+    row = term.row()
+    assert (row.leader, row.leader_incarnation, row.isr) == (1, 2, copies(renewed))
+    assert term.brain.active[1] == renewed
+
+
+def test_a_node_without_its_disk_waits_for_the_sweep_and_leaves_every_row_then() -> None:
+    renewed = member(1, life=2, disk=11)
+    term = Term(stored(ROW))
+    term.join(renewed, TWO, THREE)
+    assert term.settle() == [], "nothing is written before the sweep"
+    term.report(TWO)
+    term.report(THREE)
+    term.settle()
+    assert term.brain.active[1] == renewed
+    assert term.row().in_sync_nodes == {2, 3}
+
+
 def test_rows_that_nodes_kept_are_evidence_wherever_the_replicas_are_by_now() -> None:
     """Replicas were moved from node 1 to node 4 since, and the store has forgotten that."""
     moved = replace(
