@@ -16,11 +16,13 @@ controller for another in-sync set, and what to do when it begins or ceases to l
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
 import trio
 
+from headrace.core_log.committer import FULL_DISK_PAUSE_S
 from headrace.core_log.config import DirectoryConfig
 from headrace.core_log.directory import TRASH, LogDirectory
 from headrace.core_log.env import Env
@@ -271,8 +273,14 @@ class ShardReplica:
             async with self._saving:
                 kept = self.replica.kept
                 if self._saved != kept:
-                    await self.env.worker.run(lambda kept=kept: write_kept(self.env.storage, kept))  # type: ignore[misc]
-                    self._saved = kept
+                    try:
+                        await self.env.worker.run(lambda kept=kept: write_kept(self.env.storage, kept))  # type: ignore[misc]
+                    except DiskFull:
+                        # What follows from it waits, as records do.
+                        _log.warning("shard %d: the disk is full, and what was promised cannot be kept", self.shard)
+                        await self.env.clock.sleep(FULL_DISK_PAUSE_S)
+                    else:
+                        self._saved = kept
 
     # -- roles --------------------------------------------------------------------------------------------------
 
@@ -491,7 +499,9 @@ class ShardReplica:
             await self.env.clock.sleep(self.config.tick_s)
             self.note_streams()
             if not self.deletions.is_saved:
-                await self.env.worker.run(self.deletions.save)
+                # On a full disk with the next turn.
+                with suppress(DiskFull):
+                    await self.env.worker.run(self.deletions.save)
             if self.replica.is_leader:
                 self._look()
 

@@ -7,7 +7,8 @@ import pytest
 import trio
 
 from headrace.core_log.errors import CorruptLog, UnknownFormat
-from headrace.core_log.replication.assignment import Stint
+from headrace.core_log.replication import shard as shard_module
+from headrace.core_log.replication.assignment import Ballot, Stint
 from headrace.core_log.replication.status import Role
 from headrace.core_log.storage.disk import DiskStorage
 from headrace.core_log.storage.memory import MemoryStorage
@@ -359,6 +360,34 @@ async def test_a_shard_without_its_promises_is_not_opened() -> None:
         three.nodes[0].storage.remove("kept")
         with pytest.raises(UnknownFormat, match="promised"):
             await three.start(0)
+
+
+async def test_on_a_full_disk_a_promise_waits_and_the_replica_lives(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The simulator of clusters, seeds 55 and 66: the leader's process died of it."""
+    monkeypatch.setattr(shard_module, "FULL_DISK_PAUSE_S", 0.005)
+    storages = [MemoryStorage() for _ in range(3)]
+    async with cluster(config=without_gone(), storages=list(storages)) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        await until(lambda: three.ends_equal(stream))
+        storages[1].capacity_bytes = 0
+        promised = trio.Event()
+
+        async def promise() -> None:
+            assert await three.nodes[1].shard.promise(Ballot(BALLOT.epoch + 1, 1)) is not None
+            promised.set()
+
+        three.nursery.start_soon(promise)
+        await until(lambda: caplog.text.count("what was promised cannot be kept") > 2)
+        assert not promised.is_set()
+        assert not three.nodes[1].ended.is_set()
+        storages[1].capacity_bytes = None
+        await promised.wait()
+        await three.write(stream, b"2").wait()
+        await until(lambda: three.values(1, stream) == [b"1", b"2"])
 
 
 async def test_a_fenced_replica_follows_and_serves_nobody() -> None:
