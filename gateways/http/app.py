@@ -9,6 +9,7 @@ import binascii
 import logging
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -127,8 +128,7 @@ class App:
         """`operations`: what is answered here, all there is unless said otherwise; `documented`: also by others."""
         self.door = door
         self.operations = list(all_operations() if operations is None else operations)
-        document = openapi.document(documented or self.operations, version=door.version)
-        self.document = msgspec.json.encode(document)
+        self._documented = documented or self.operations
         self._headers = _SAFE_HEADERS | {"server": f"headrace/{door.version}"}
         by_path: dict[str, dict[str, Operation]] = {}
         for one in self.operations:
@@ -138,6 +138,11 @@ class App:
             redirect_slashes=False,
             default=_Resource(self, {}),
         )
+
+    @cached_property
+    def document(self) -> bytes:
+        """Made for the first who asks: a shard's new leader, which has a door of its own, has no time for it."""
+        return msgspec.json.encode(openapi.document(self._documented, version=self.door.version))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Routes are found in the path as it came; see _Segment.
