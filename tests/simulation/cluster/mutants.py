@@ -1,0 +1,233 @@
+"""Mistakes planted in the cluster, each one line or few, to show that the simulator would find them. Driver for tests.
+
+A mutant is caught when a run of the ordinary simulation fails under it. The mistake stands here, never in the product.
+Numbers are those of the known mistakes of other systems that the design lists; mistakes of the protocol that take tens
+of thousands of runs are planted in the walks (tests/simulation/partition_walk.py), which are cheaper.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from tests.core_log.power.mutants import _forget_producers, _retry_sync
+from tests.simulation.cluster.children import outcomes
+from tests.simulation.cluster.town import Result, Town
+from tests.simulation.partition_walk import (
+    IgnoresWhoIsAboutToJoin,
+    ObeysForItsFormerLife,
+    ShrinksBeforeTheCommit,
+    TrustsAKnownLeader,
+)
+
+from headrace.controller import brain as brain_module
+from headrace.controller import elections
+from headrace.controller.brain import Brain, Trust
+from headrace.controller.elections import Verdict
+from headrace.core_log.committer import Committer
+from headrace.core_log.errors import DiskFull
+from headrace.core_log.log import PartitionLog, SyncJob
+from headrace.core_log.producers import ProducerTable
+from headrace.core_log.replication import shard as shard_module
+from headrace.core_log.replication.assignment import Assignment, Ballot, Member
+from headrace.core_log.replication.messages import AlterIsr, Fetch, Report
+from headrace.core_log.replication.replica import Replica
+from headrace.core_log.replication.shard import ShardReplica
+from headrace.core_log.storage.memory import MemoryStorage, Planted
+from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.queue import Queue
+from headrace.gateways.delivery.transfers import Transfers
+
+Patch = tuple[object, str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    budget: int
+    patches: tuple[Patch, ...] = ()
+    planted: Planted | None = None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for target, name, wrong in self.patches:
+                stack.enter_context(patch.object(target, name, wrong))
+            yield
+
+    def run(self, seed: int, *, keep_trace: bool = False) -> Result:
+        with self.in_place():
+            town = Town(seed, keep_trace=keep_trace)
+            if self.planted is not None:
+                for machine in town.machines:
+                    machine.disk = MemoryStorage(planted=self.planted)
+            return town.run()
+
+
+def find(mutant: Mutant) -> tuple[int | None, str]:
+    """How many seeds it takes to catch it, None if its budget does not do; and how it shows."""
+    for result, _cpu_s in outcomes(range(1, mutant.budget + 1), mutant.run):
+        if result.violation is not None:
+            return result.seed, result.violation.partition("\n")[0][:110]
+    return None, ""
+
+
+# -- disks -----------------------------------------------------------------------------------------------------------
+
+_sync = Committer._sync
+_open = ShardReplica.open
+
+
+def _sync_with_the_next(self: Committer, jobs: Sequence[SyncJob]) -> None:
+    """A group counts as synced, and is synced with the one behind it."""
+    late: list[SyncJob] = self.__dict__.setdefault("late", [])
+    before, late[:] = list(late), jobs
+    _sync(self, before)
+
+
+async def _open_and_cut(self: ShardReplica, *, clean: bool) -> None:
+    """What lies beyond the watermark that this replica knows of is cut at a start."""
+    await _open(self, clean=clean)
+    for log in self.logs.values():
+        if log.high_watermark < log.written_end:
+            log.cut_from(int(log.high_watermark))
+
+
+def _nothing(*_arguments: object, **_options: object) -> None:
+    return None
+
+
+# -- replicas --------------------------------------------------------------------------------------------------------
+
+
+class CountsAnyLife(Replica):
+    """What a node has told in another life of it, maybe on another disk, counts for this one."""
+
+    def serve(self, fetch: Fetch) -> Any:
+        known = self._followers.get(fetch.member.node)
+        if known is not None:
+            known.member = fetch.member
+        return super().serve(fetch)
+
+    def _counts(self, node: int, follower: Any) -> bool:
+        return bool(follower.version == self.kept.version)
+
+
+class CountsWhatIsWritten(Replica):
+    """A follower's position counts up to what it has written, not to what it has synced."""
+
+    def _position(self, log_id: Any) -> Any:
+        found = super()._position(log_id)
+        return found._replace(synced_end=found.end)
+
+    def _committed_to(self, log_id: Any, log: Any, counted: Any) -> int:
+        return min([log.written_end, *(one.synced.get(log_id, 0) for one in counted)])
+
+
+# -- the controller --------------------------------------------------------------------------------------------------
+
+_begin = Brain.__init__
+
+
+def _proven_by_anything(row: Assignment, reports: Sequence[Report]) -> Verdict:
+    return Verdict.PROVEN if reports else Verdict.UNPROVEN
+
+
+def _proven_from_the_start(self: Brain, *arguments: Any, **options: Any) -> None:
+    _begin(self, *arguments, **options)
+    for watch in self._watches.values():
+        watch.trust = Trust.PROVEN
+
+
+def _alter_before_the_sweep(self: Brain, shard: int, request: AlterIsr) -> None:
+    watch = self._watches.get(shard)
+    if watch is not None:
+        watch.request = request
+        if watch.trust is Trust.ASKING:
+            watch.trust = Trust.PROVEN
+
+
+def _keeps_lost_disks(row: Assignment, node: int, ballot: Ballot) -> Assignment:
+    return row
+
+
+def _is_there_on_any_disk(copy: Any, active: Mapping[int, Member]) -> bool:
+    return copy.node in active
+
+
+def _is_always_sound(report: Report, isr: object) -> bool:
+    return True
+
+
+def _elects_anybody(
+    row: Assignment, active: Mapping[int, Member], ballot: Ballot, *, prefer: Sequence[int] = ()
+) -> Assignment | None:
+    everybody = tuple(sorted(member.copy for node, member in active.items() if node in row.replicas))
+    return elections.elected(elections.replace(row, isr=everybody), active, ballot, prefer=prefer)
+
+
+# -- queues ----------------------------------------------------------------------------------------------------------
+
+_append = Transfers._append
+_publish = Broker.publish
+_write_journal = Broker.write_journal
+
+
+def _settle_when_sent(self: Transfers, queue: Queue, move: Any, transfer: Any) -> None:
+    """The source is settled when the dead letter is written, not when it is committed."""
+    with patch.object(PartitionLog, "when_committed", lambda log, reached, done: done()):
+        _append(self, queue, move, transfer)
+
+
+def _refuse_what_was_appended(self: Broker, *arguments: Any, **options: Any) -> int | None:
+    reached = _publish(self, *arguments, **options)
+    if self.env.random.random() < 0.05:
+        raise DiskFull("refused, though it was appended")
+    return reached
+
+
+async def _journal_later(self: Broker, only: Any = None) -> int:
+    """What was settled is said to be safe before it is."""
+    return 0 if only is None and self.env.random.random() < 0.3 else await _write_journal(self, only)
+
+
+MUTANTS = (
+    Mutant("MUT1 acknowledged before the sync", 500, ((Committer, "_sync", _sync_with_the_next),)),
+    Mutant("MUT1 what is written counts", 500, ((shard_module, "Replica", CountsWhatIsWritten),)),
+    Mutant("MUT2 cut to the watermark at a start", 500, ((ShardReplica, "open", _open_and_cut),)),
+    Mutant("MUT3 a known leader's log is not compared", 3000, ((shard_module, "Replica", TrustsAKnownLeader),)),
+    Mutant("MUT4 who is about to join does not count", 5000, ((shard_module, "Replica", IgnoresWhoIsAboutToJoin),)),
+    Mutant("MUT5 a shrink counts before its commit", 1000, ((shard_module, "Replica", ShrinksBeforeTheCommit),)),
+    Mutant(
+        "MUT6 a wiped disk keeps its place",
+        500,
+        (
+            (brain_module, "without_disk", _keeps_lost_disks),
+            (elections, "_is_there", _is_there_on_any_disk),
+            (elections, "_is_sound", _is_always_sound),
+            (shard_module, "Replica", CountsAnyLife),
+        ),
+    ),
+    Mutant(
+        "MUT8 a database that went back is believed",
+        2000,
+        ((brain_module, "judge", _proven_by_anything), (Brain, "_take_evidence", _nothing)),
+    ),
+    Mutant("MUT9 rows are ordered before the sweep", 5000, ((Brain, "__init__", _proven_from_the_start),)),
+    Mutant("MUT10 in-sync sets change before the sweep", 10000, ((Brain, "alter", _alter_before_the_sweep),)),
+    Mutant("MUT11c orders for a former life are obeyed", 500, ((shard_module, "Replica", ObeysForItsFormerLife),)),
+    Mutant("MUT12 a failed sync is tried again", 500, ((Committer, "_sync", _retry_sync),), planted="no-poison"),
+    Mutant("MUT14 folders are not synced", 1000, planted="no-dir-sync"),
+    Mutant(
+        "MUT15 producers are forgotten with their segment",
+        2000,
+        ((PartitionLog, "_producer_snapshot", _forget_producers),),
+    ),
+    Mutant("MUT16 numbers that were cut count as taken", 2000, ((ProducerTable, "withdraw", _nothing),)),
+    Mutant("MUT18 a dead letter's source is settled first", 500, ((Transfers, "_append", _settle_when_sent),)),
+    Mutant("MUT24 refused after it was appended", 1000, ((Broker, "publish", _refuse_what_was_appended),)),
+    Mutant("no sync does anything", 500, planted="no-sync"),
+    Mutant("anybody may be elected", 500, ((brain_module, "elected", _elects_anybody),)),
+    Mutant("settled before it is journalled", 500, ((Broker, "write_journal", _journal_later),)),
+)
