@@ -61,7 +61,7 @@ from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFor
 from headrace.core_log.peer.errors import LinkError, PeerGone, PeerUnreachable
 from headrace.core_log.peer.frames import Purpose
 from headrace.core_log.replication.assignment import NO_BALLOT, NOBODY, Assignment, Ballot, Member
-from headrace.core_log.replication.messages import AlterIsr, OwnCopy, Report
+from headrace.core_log.replication.messages import AlterIsr, CatchUp, OwnCopy, Report
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,9 @@ class Replicas(Protocol):
 
     def copies(self) -> tuple[OwnCopy, ...]:
         """Of shards whose copy here is damaged, or lies on a disk of its own (core_log/replication/damaged.py)."""
+
+    def catching_up(self) -> tuple[CatchUp, ...]:
+        """Replicas of what is led here that are not in sync yet."""
 
     async def obey(self, shard: int, ballot: Ballot, assignment: Assignment) -> bool:
         """False: a later controller was promised. A shard that is not here yet is made, if the row names this node; one
@@ -107,6 +110,7 @@ class _Heard(NamedTuple):
 
     nodes: tuple[int, ...] = ()
     shards: tuple[tuple[int, str], ...] = ()
+    catching_up: tuple[CatchUp, ...] = ()
 
 
 class ClusterAgent:
@@ -312,6 +316,17 @@ class ClusterAgent:
                     "in_sync": sorted(shard.assignment.in_sync_nodes),
                     "min_in_sync": shard.assignment.min_isr,
                     "target": list(shard.target),
+                    # Replicas that are not in sync yet, as the leader told last.
+                    "catching_up": [
+                        {
+                            "node": one.node,
+                            "records": one.records,
+                            "bytes": one.size,
+                            "seconds": None if one.seconds is None else round(one.seconds, 1),
+                        }
+                        for one in self._heard.catching_up
+                        if one.shard == shard.number and attended is not None
+                    ],
                     "forced_epoch": shard.forced_epoch or None,
                     "row": trusts.get(shard.number),
                     "vhosts": sorted(name for name, vhost in snapshot.vhosts.items() if vhost.shard == shard.number),
@@ -512,9 +527,11 @@ class ClusterAgent:
     async def _send_all(self, link: Link, waiting: trio.MemoryReceiveChannel[Message]) -> None:
         """What waits, and a sign of life whenever nothing does for a while."""
         while True:
-            message: Message = Beat(self.metadata.snapshot.version)
+            message: Message | None = None
             with trio.move_on_after(self._config.heartbeat_s):
                 message = await waiting.receive()
+            if message is None:
+                message = Beat(self.metadata.snapshot.version, catching_up=self._replicas.catching_up())
             await send(link, message)
 
     async def _hear(self, link: Link, nursery: trio.Nursery) -> None:
@@ -534,8 +551,8 @@ class ClusterAgent:
                     if self._announced is not None and self._announced.node != controller:
                         self._announced = None
                     raise PeerGone(reason)
-                case Beat(_, nodes, shards):
-                    self._heard = _Heard(nodes, shards)
+                case Beat(_, nodes, shards, catching_up):
+                    self._heard = _Heard(nodes, shards, catching_up)
                 case Whole(data, is_last):
                     parts.append(data)
                     if is_last:

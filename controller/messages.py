@@ -22,7 +22,7 @@ import msgspec
 from headrace.controller.entities import Endpoint, Shard
 from headrace.core_log.peer.errors import LinkError
 from headrace.core_log.replication.assignment import Assignment, Ballot, Member
-from headrace.core_log.replication.messages import AlterIsr, OwnCopy, Report
+from headrace.core_log.replication.messages import AlterIsr, CatchUp, OwnCopy, Report
 
 # The one kind of frame that there is on these links.
 FRAME_KIND = 1
@@ -88,12 +88,14 @@ class Announce(_Message):
 
 
 class Beat(_Message):
-    """Still there. From a node: what it has applied. From the controller: which nodes are there, and how far the row of
-    each shard is believed."""
+    """Still there. From a node: what it has applied, and which replicas of what it leads are catching up. From the
+    controller: which nodes are there, how far the row of each shard is believed, and what all leaders said of replicas
+    that are catching up."""
 
     version: int
     nodes: tuple[int, ...] = ()
     shards: tuple[tuple[int, str], ...] = ()
+    catching_up: tuple[CatchUp, ...] = ()
 
 
 class Whole(_Message):

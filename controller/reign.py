@@ -57,6 +57,7 @@ from headrace.controller.store import Committed, Lease, Lost, MetaStore, NotComm
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull, HeadraceError, Refused, StorageError, UnknownFormat
 from headrace.core_log.peer.errors import PeerGone
+from headrace.core_log.replication.messages import CatchUp
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class _Session:
         self.node = member_node
         self.incarnation = incarnation
         self.scope = trio.CancelScope()
+        self.catching_up: tuple[CatchUp, ...] = ()
         self._put, self.waiting = trio.open_memory_channel[Message](_WAITING_MAX)
 
     def tell(self, message: Message) -> None:
@@ -191,7 +193,8 @@ class Reign:
     async def _beat(self) -> None:
         while True:
             trusts = tuple((number, trust.name.lower()) for number, trust in sorted(self.brain.trusts.items()))
-            beat = Beat(self.brain.snapshot.version, tuple(sorted(self.brain.sessions)), trusts)
+            behind = tuple(one for _node, session in sorted(self._sessions.items()) for one in session.catching_up)
+            beat = Beat(self.brain.snapshot.version, tuple(sorted(self.brain.sessions)), trusts, behind)
             for session in self._sessions.values():
                 session.tell(beat)
             await trio.sleep(self._config.heartbeat_s)
@@ -401,7 +404,8 @@ class Reign:
             return
         brain = self.brain
         match message:
-            case Beat():
+            case Beat(catching_up=catching_up):
+                session.catching_up = catching_up
                 return
             case Reported(shard, 0, report):
                 brain.reported(shard, report)

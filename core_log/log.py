@@ -280,6 +280,17 @@ class PartitionLog:
         """Bytes of the segments that hold this offset or later ones."""
         return sum(self._size_of(segment) for segment in self._segments if segment.end_offset > offset)
 
+    def bytes_behind(self, offset: int) -> int:
+        """About so many bytes lie behind this offset: of the segment that holds it, its share of the records."""
+        behind = 0
+        for segment in reversed(self._segments):
+            end = int(self.written_end if segment is self._segments[-1] else segment.end_offset)
+            if end <= offset:
+                break
+            size, count = self._size_of(segment), end - segment.base_offset
+            behind += size if segment.base_offset >= offset else size * (end - offset) // count
+        return behind
+
     def _size_of(self, segment: Segment) -> int:
         if segment.end_position < 0:
             # The file may be much longer than what is stored in it.

@@ -2,8 +2,11 @@
 
 import logging
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import trio
 
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.replication.shard import ShardReplica
@@ -94,3 +97,52 @@ async def test_a_leader_that_finds_its_records_damaged_hands_over_and_its_other_
         assert await values(hurt) == ["flat white", "espresso"]
         assert [number for number, _service in hurt.shards.services()] == [one for one in led_before if one != 0]
         await until(lambda: hurt.number in three.in_sync(0))
+
+
+async def test_any_node_tells_how_far_a_replica_is_that_catches_up(tmp_path: Path) -> None:
+    async with whole_cluster(tmp_path, more={"cluster.catch_up_bytes": "20000"}) as three:
+        await orders_on(three)
+        leader, hurt = three.leader(), three.other()
+        await three.kill(hurt.number)
+        for number in range(10):
+            # What does not become small by being packed.
+            await publish(leader, Random(number).randbytes(10_000).hex())
+        await three.start(hurt.number)
+
+        async def told() -> list[dict[str, Any]]:
+            _status, answer = await three.nodes[hurt.number].ask("GET", "/api/v1/cluster")
+            found: list[dict[str, Any]] = answer["shards"][0]["catching_up"]
+            return found
+
+        left: list[int] = []
+        while len(left) < 2:
+            for one in await told():
+                assert one["node"] == hurt.number and one["records"]
+                if one["seconds"] is not None and one["bytes"] not in left:
+                    left.append(one["bytes"])
+            await trio.sleep(0.01)
+        assert left[0] > left[1]
+
+
+async def test_e7_a_forced_election_is_in_the_audit_once(tmp_path: Path) -> None:
+    async with whole_cluster(tmp_path) as three:
+        await orders_on(three)
+        forced = three.other()
+        body = {"node": forced.number, "lose": True}
+        status, answer = await forced.ask("POST", "/api/v1/cluster/shards/0/force", body)
+        assert status in (200, 202), answer
+        await until(lambda: forced.shards.here("/") is not None)
+        epoch = three.store.snapshot().shards[0].forced_epoch
+        await until(lambda: three.in_sync(0) == {1, 2, 3})
+
+        async def events() -> list[dict[str, Any]]:
+            _status, page = await three.up()[0].ask("GET", "/api/v1/audit?kind=forced-election")
+            return [one["about"] for one in page["events"]]
+
+        while not (found := await events()):
+            await trio.sleep(0.02)
+        assert found == [{"shard": 0, "node": forced.number, "epoch": epoch}]
+        # The next leader does not tell it again.
+        await three.kill(forced.number)
+        await until(lambda: three.is_served(0))
+        assert await events() == found

@@ -42,6 +42,7 @@ class FollowerSession:
         hello = link.hello
         self.member = Member(hello.node, hello.incarnation, hello.disk)
         self.sent_bytes = 0
+        self.since_s = shard.env.clock.monotonic()
         self.scope = trio.CancelScope()
         self._shard = shard
         self._link = link

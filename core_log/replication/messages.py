@@ -116,6 +116,17 @@ class OwnCopy(NamedTuple):
     is_damaged: bool
 
 
+class CatchUp(NamedTuple):
+    """A replica on its way to have everything."""
+
+    shard: int
+    node: int
+    records: int
+    size: int
+    # By the pace so far; None: it is not connected, or has not begun.
+    seconds: float | None
+
+
 class Report(NamedTuple):
     """What a replica answers to a new controller. It has promised not to obey an older one (C3)."""
 

@@ -37,7 +37,7 @@ from headrace.core_log.replication.deletions import Deletions
 from headrace.core_log.replication.follower import Following
 from headrace.core_log.replication.kept import read_kept, write_kept
 from headrace.core_log.replication.leader import FollowerSession
-from headrace.core_log.replication.messages import AlterIsr, LogId, Report
+from headrace.core_log.replication.messages import AlterIsr, CatchUp, LogId, Report
 from headrace.core_log.replication.promises import Promises
 from headrace.core_log.replication.replica import CutBelowWatermark, Kept, Replica
 from headrace.core_log.replication.status import FollowerStatus, Role, ShardStatus
@@ -568,16 +568,38 @@ class ShardReplica:
             self._aside_count,
         )
 
+    def catching_up(self) -> list[CatchUp]:
+        """Of a leader: replicas that are not in sync yet."""
+        assignment, now = self.replica.assignment, self.env.clock.monotonic()
+        if assignment is None:
+            return []
+        found = []
+        for node in assignment.replicas:
+            if node not in assignment.in_sync_nodes and node != self.member.node:
+                one = self._follower_status(node, now)
+                pace = one.sent_bytes / one.connected_s if one.connected_s > 0 else 0.0
+                found.append(
+                    CatchUp(self.shard, node, one.record_lag, one.byte_lag, one.byte_lag / pace if pace else None)
+                )
+        return found
+
     def _follower_status(self, node: int, now: float) -> FollowerStatus:
         session, pace = self._sessions.get(node), self._paces.get(node)
-        lag = sum(max(0, log.written_end - self.replica.position(node, log_id)) for log_id, log in self.logs.items())
+        lag = size = 0
+        for log_id, log in self.logs.items():
+            position = max(self.replica.position(node, log_id), int(log.replica_start))
+            if position < log.written_end:
+                lag += log.written_end - position
+                size += log.bytes_behind(position)
         return FollowerStatus(
             node,
             self.is_in_sync(node),
             session is not None,
             lag,
+            size,
             0.0 if pace is None or not lag else now - pace.caught_up_at,
             0 if session is None else session.sent_bytes,
+            0.0 if session is None else now - session.since_s,
         )
 
 

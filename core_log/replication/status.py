@@ -20,11 +20,14 @@ class FollowerStatus:
     node: int
     is_in_sync: bool
     is_connected: bool
-    # Records that it has not synced yet, in all logs.
+    # Records that it has not synced yet, in all logs, and about so many bytes.
     record_lag: int
+    byte_lag: int
     # How long ago it had all that there was.
     behind_s: float
     sent_bytes: int
+    # Of this link.
+    connected_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ LIMIT_MAX = 1000
 
 
 class AuditQuery(Parameters, frozen=True, kw_only=True):
-    kind: Annotated[str | None, Meta(description="only of this kind: `redrive`, `group-reset`, `group-delete`")] = None
+    kind: Annotated[
+        str | None, Meta(description="only of this kind: `redrive`, `group-reset`, `group-delete`, ...")
+    ] = None
     after: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="the cursor of the page before")] = None
     limit: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] = 100
 

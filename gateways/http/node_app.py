@@ -83,6 +83,7 @@ class NodeDoor:
                         "in_sync": follower.is_in_sync,
                         "connected": follower.is_connected,
                         "lag": follower.record_lag,
+                        "lag_bytes": follower.byte_lag,
                         "behind_s": round(follower.behind_s, 3),
                         "sent_bytes": follower.sent_bytes,
                     }

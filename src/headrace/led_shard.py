@@ -26,6 +26,7 @@ from headrace.service import Commons, Service, open_service
 _log = logging.getLogger(__name__)
 
 DISMISS_SECONDS_MAX = 2.0
+FORCED = "forced-election"
 
 
 class ShardMetadata(Metadata):
@@ -116,6 +117,7 @@ class LedShard:
                     service = await open_service(self._commons, self._directory, nursery, clean=False)
                     service.broker.unwritable = self._unwritable
                     service.broker.alone.may_dispatch = self._may_dispatch_alone
+                    nursery.start_soon(self._note_force, service)
                     self.service = service
                     _log.info("shard %d is served", self.number)
                     serving(self)
@@ -124,6 +126,22 @@ class LedShard:
             self._metadata.leave()
             self._watch.leave()
             self._ended.set()
+
+    async def _note_force(self, service: Service) -> None:
+        """That somebody chose to lose records is in the audit of what was lost from, once (E7)."""
+        shard = self._metadata.snapshot.shards.get(self.number)
+        if shard is None or not shard.forced_epoch:
+            return
+        audit, before = service.broker.audit, None
+        while True:
+            page = await audit.page(FORCED, before=before)
+            if any(one.about.get("epoch") == shard.forced_epoch for one in page.events):
+                return
+            if page.before is None:
+                break
+            before = page.before
+        about = {"shard": self.number, "node": shard.assignment.leader, "epoch": shard.forced_epoch}
+        await audit.noted(FORCED, "", about)
 
     async def step_down(self, reason: str) -> None:
         """Another node leads, or nobody: clients are told, and nothing of this shard is touched when this returns."""

@@ -29,7 +29,7 @@ from headrace.core_log.peer.wire import SocketWire
 from headrace.core_log.replication.assignment import Assignment, Ballot, Member, Stint
 from headrace.core_log.replication.config import ReplicationConfig
 from headrace.core_log.replication.damaged import DamagedReplica, read_disk
-from headrace.core_log.replication.messages import OwnCopy, Report
+from headrace.core_log.replication.messages import CatchUp, OwnCopy, Report
 from headrace.core_log.replication.shard import ShardReplica
 from headrace.core_log.replication.status import ShardStatus
 from headrace.core_log.storage.contract import Storage
@@ -147,6 +147,9 @@ class Shards:
         own = {number: OwnCopy(number, disk, False) for number, disk in self._disks.items()}
         own |= {number: OwnCopy(number, one.member.disk, True) for number, one in self._damaged.items()}
         return tuple(found for _number, found in sorted(own.items()))
+
+    def catching_up(self) -> tuple[CatchUp, ...]:
+        return tuple(one for kept in self._kept.values() for one in kept.replica.catching_up())
 
     async def promise(self, shard: int, ballot: Ballot) -> Report | None:
         async with self._turn(shard):

@@ -20,7 +20,7 @@ from headrace.core_log.env import Env
 from headrace.core_log.peer.errors import PeerGone, PeerUnreachable
 from headrace.core_log.peer.frames import Purpose
 from headrace.core_log.replication.assignment import NO_VERSION, NOBODY, Assignment, Ballot, Member, Stint
-from headrace.core_log.replication.messages import OwnCopy, Report
+from headrace.core_log.replication.messages import CatchUp, OwnCopy, Report
 from headrace.core_log.storage.memory import MemoryStorage
 
 CHEAP = HashCost(8, 1)
@@ -91,6 +91,9 @@ class WordKeepers:
 
     def copies(self) -> tuple[OwnCopy, ...]:
         return self.own
+
+    def catching_up(self) -> tuple[CatchUp, ...]:
+        return ()
 
     def leads(self) -> list[int]:
         assert self.member is not None

@@ -52,9 +52,16 @@ def status(broker: Broker) -> None:
             "in sync": lambda row: _numbers(row["in_sync"]),
             "least": "min_in_sync",
             "moves to": lambda row: _numbers(row["target"]),
+            "catching up": lambda row: ", ".join(map(_progress, row["catching_up"])),
             "vhosts": lambda row: ", ".join(row["vhosts"]),
         },
     )
+
+
+def _progress(one: dict[str, Any]) -> str:
+    """As `3: 120.5 MB, 14 s`."""
+    left = f"{one['bytes'] / 1e6:,.1f} MB" if one["bytes"] >= 100_000 else f"{one['records']:,} records"
+    return f"{one['node']}: {left}" + ("" if one["seconds"] is None else f", {one['seconds']:.0f} s")
 
 
 def _numbers(found: list[int]) -> str:
