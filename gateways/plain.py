@@ -13,8 +13,8 @@ from headrace.core_log.record import PROTOCOL_MASK, QOS_MASK, QOS_SHIFT, RETAIN,
 from headrace.filtering.tags import to_text
 from headrace.gateways.amqp import properties as amqp
 from headrace.gateways.amqp.errors import AmqpError
-from headrace.gateways.amqp.fields import FieldTable, FieldValue, Timestamp, encode_table
-from headrace.gateways.http.records import CONTENT_TYPE
+from headrace.gateways.amqp.fields import ByteArray, FieldTable, FieldValue, Timestamp, encode_table
+from headrace.gateways.http.records import CONTENT_TYPE, header_octets
 from headrace.gateways.http.words import Json, Plain
 from headrace.gateways.mqtt import properties as mqtt
 from headrace.gateways.mqtt.reasons import MqttError
@@ -184,6 +184,9 @@ def _plain(value: FieldValue) -> Json:
 def _field(value: Json, depth: int) -> FieldValue:
     if depth > 16:
         raise Invalid("headers are nested more than 16 deep")
+    data = header_octets(value)
+    if data is not None:
+        return ByteArray(data)
     if isinstance(value, dict):
         if any(len(name.encode("utf-8", "surrogateescape")) > _SHORT_BYTES_MAX for name in value):
             raise Invalid(f"a name in a header is longer than {_SHORT_BYTES_MAX} bytes")

@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.core_log import arrow
 from headrace.core_log.arrow import Stored
@@ -307,6 +306,9 @@ def _protocol(_task: Task, output: pa.RecordBatch) -> pa.Array:
 
 
 def _routing_key(_task: Task, output: pa.RecordBatch) -> pa.Array:
+    # Loaded where it is needed: it takes longer than all else here, in each process in which Spark plans.
+    import pyarrow.compute as pc
+
     known = pc.not_equal(output.column("protocol"), int(Protocol.NEUTRAL))
     keys = output.column("key")
     try:
@@ -350,7 +352,7 @@ def _headers(_task: Task, output: pa.RecordBatch) -> pa.Array:
     """A publisher's headers stand where its protocol has them; beside those of AMQP and MQTT the log keeps notes of the
     broker, of which consumers are told those whose names begin with x-."""
     neutral = output.column("headers")
-    if pc.all(pc.equal(output.column("protocol"), int(Protocol.NEUTRAL))).as_py():
+    if (output.column("protocol").to_numpy() == Protocol.NEUTRAL).all():
         return neutral
     rows: list[list[dict[str, Any]]] = []
     for (protocol, data), notes in zip(_with_protocols(output), neutral.to_pylist(), strict=True):

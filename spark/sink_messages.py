@@ -178,8 +178,8 @@ def _value(name: str, encoding: str, value: bytes | str | None) -> tuple[Message
         return {name: b64encode(value).decode(), encoding: "base64"}, len(value) * 4 // 3
 
 
-def _headers(listed: list[dict[str, Any]]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _headers(listed: list[dict[str, Any]]) -> dict[str, str | dict[str, str]]:
+    found: dict[str, str | dict[str, str]] = {}
     for one in listed:
         name, value = one["key"], one["value"]
         if name in found:
@@ -187,5 +187,5 @@ def _headers(listed: list[dict[str, Any]]) -> dict[str, str]:
         try:
             found[name] = value if isinstance(value, str) else (value or b"").decode()
         except UnicodeDecodeError:
-            raise ValueError(f"the header {name!r} is no UTF-8: headers are texts") from None
+            found[name] = {"base64": b64encode(value).decode()}
     return found

@@ -29,7 +29,7 @@ from headrace.gateways.delivery.topics import Place, TopicKind, parse_name
 from headrace.gateways.delivery.vhost import Target, VirtualHost
 from headrace.gateways.http.operations import Answer, Body, Call, Operation, Parameters, Reply
 from headrace.gateways.http.problems import Code, Problem, problem_of
-from headrace.gateways.http.records import CONTENT_TYPE, Encoding, octets, time_text, value_octets
+from headrace.gateways.http.records import CONTENT_TYPE, Encoding, header_octets, octets, time_text, value_octets
 from headrace.gateways.http.topics import PATH, TopicPath
 from headrace.gateways.http.visitor import Visitor
 
@@ -53,7 +53,9 @@ class NewMessage(Body, frozen=True, kw_only=True):
     encoding: Annotated[
         Literal["text", "base64", "json"] | None, Meta(description="text for strings, json for all else, unless given")
     ] = None
-    headers: Annotated[dict[str, Any], Meta(description="of a topic's records: texts")] = field(default_factory=dict)
+    headers: Annotated[dict[str, Any], Meta(description='texts, or octets as {"base64": "..."}')] = field(
+        default_factory=dict
+    )
     content_type: Annotated[str, Meta(max_length=255)] | None = None
     tags: list[str] = field(default_factory=list)
     partition: Annotated[
@@ -535,11 +537,12 @@ def _neutral_headers(message: NewMessage) -> Headers:
     if message.content_type is not None:
         found.append((CONTENT_TYPE, message.content_type.encode()))
     for name, value in message.headers.items():
-        if not isinstance(value, str):
-            raise Invalid(f"the header '{name}' of a topic's record must be text")
+        data = value.encode() if isinstance(value, str) else header_octets(value)
+        if data is None:
+            raise Invalid(f"""the header '{name}' of a topic's record must be text, or octets: {{"base64": "..."}}""")
         if name.encode() == CONTENT_TYPE:
             raise Invalid("the header 'content-type' cannot be given here: use the field content_type")
-        found.append((name.encode(), value.encode()))
+        found.append((name.encode(), data))
     return tuple(found)
 
 

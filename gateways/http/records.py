@@ -84,7 +84,7 @@ def plain(
     which everybody is told what consumers are told, and no more.
     """
     if attributes & PROTOCOL_MASK == Protocol.NEUTRAL:
-        headers = {_text(name): _text(value) for name, value in neutral}
+        headers = {_text(name): _header(value) for name, value in neutral}
         content_type = headers.pop(CONTENT_TYPE.decode(), None)
         return {} if content_type is None else {"content_type": content_type}, headers
     found = words.read(key, properties, attributes)
@@ -126,6 +126,19 @@ def value_octets(raw: msgspec.Raw, encoding: Literal["text", "base64", "json"] |
     if encoding == "json" or not is_text:
         return data
     return octets(decoded, "base64" if encoding == "base64" else "text")
+
+
+def _header(value: bytes) -> str | dict[str, str]:
+    """A publisher may give it back as it is read."""
+    text, encoding = written(value)
+    return text if encoding == "text" else {"base64": text}
+
+
+def header_octets(value: object) -> bytes | None:
+    """Of a header that is written as {"base64": "..."}; None for any other. ValueError for what is no base64."""
+    if not isinstance(value, dict) or set(value) != {"base64"} or not isinstance(value["base64"], str):
+        return None
+    return octets(value["base64"], "base64")
 
 
 def _text(data: bytes) -> str:

@@ -64,7 +64,8 @@ def test_every_column_arrives_and_is_read_back(spark: "SparkSession", http: http
     rows = spark.sql(
         "SELECT if(id % 2 = 0, 'a', 'b') AS topic, cast(id AS string) AS key, cast(concat('v', id) AS binary) AS value,"
         " array(concat('t', id % 3)) AS tags, array(named_struct('key', 'n', 'value', cast(cast(id AS string) AS "
-        "binary))) AS headers, cast(1 AS int) AS partition FROM range(60)"
+        "binary)), named_struct('key', 'octets', 'value', unhex('FF00'))) AS headers, cast(1 AS int) AS partition "
+        "FROM range(60)"
     )
     write(rows, url, None)
     back = spark.read.format("headrace").options(url=url, tokenName="test", subscribe="a,b")
@@ -76,7 +77,7 @@ def test_every_column_arrives_and_is_read_back(spark: "SparkSession", http: http
         n = int(row.key)
         assert row.partition == 1
         assert row.tags == [f"t{n % 3}"]
-        assert [(one.key, bytes(one.value)) for one in row.headers] == [("n", b"%d" % n)]
+        assert [(one.key, bytes(one.value)) for one in row.headers] == [("n", b"%d" % n), ("octets", b"\xff\0")]
 
 
 def test_job_that_fails_publishes_nothing_and_repeated_it_publishes_once(

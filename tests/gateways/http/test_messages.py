@@ -85,7 +85,7 @@ def test_message_is_read_back_as_it_was_published(http: httpx.Client, topic: str
         json={
             "key": "k",
             "value": "hällo",
-            "headers": {"a": "1", "b": ""},
+            "headers": {"a": "1", "b": "", "c": {"base64": "/wD+"}},
             "content_type": "text/plain",
             "tags": ["vip", "eu", "vip"],
         },
@@ -108,7 +108,7 @@ def test_message_is_read_back_as_it_was_published(http: httpx.Client, topic: str
         "offset": 0,
         "key": "k",
         "value": "hällo",
-        "headers": {"a": "1", "b": ""},
+        "headers": {"a": "1", "b": "", "c": {"base64": "/wD+"}},
         "tags": ["eu", "vip"],
         "properties": {"content_type": "text/plain"},
     }
@@ -183,6 +183,9 @@ def test_nothing_of_a_batch_is_published_when_one_of_it_is_not_lawful(http: http
         {"value": "x", "tags": [""]},
         {"value": "x", "tags": ["a"] * 3 + [str(n) for n in range(70)]},
         {"value": "x", "headers": {"a": 1}},
+        {"value": "x", "headers": {"a": {"base64": "!"}}},
+        {"value": "x", "headers": {"a": {"base64": "/w==", "b": ""}}},
+        {"value": "x", "headers": {"a": {"base64": 1}}},
         {"value": "x", "headers": {"content-type": "a"}},
         {"value": "x", "sequence": 1},
         {"value": "x", "producer_id": "p"},
@@ -382,7 +385,13 @@ def test_publish_to_an_exchange_reaches_amqp_consumers_with_headers_and_content_
     message = {
         "key": "a.b",
         "value": {"n": 1},
-        "headers": {"text": "t", "number": 5, "list": [True, None], "table": {"x": "y"}},
+        "headers": {
+            "text": "t",
+            "number": 5,
+            "list": [True, None],
+            "table": {"x": "y"},
+            "octets": {"base64": "/w=="},
+        },
         "tags": ["eu", "vip"],
     }
     results = publish(http, f"exchange:{name}", message, {"key": "other", "value": "unrouted"})
@@ -396,6 +405,7 @@ def test_publish_to_an_exchange_reaches_amqp_consumers_with_headers_and_content_
         "number": 5,
         "list": [True, None],
         "table": {"x": "y"},
+        "octets": b"\xff",
         "x-tags": "eu,vip",
     }
     page = read(http, name)
@@ -403,6 +413,7 @@ def test_publish_to_an_exchange_reaches_amqp_consumers_with_headers_and_content_
     assert (told["key"], told["value"], told["protocol"], told["tags"]) == ("a.b", '{"n":1}', "amqp", ["eu", "vip"])
     assert told["properties"] == {"content_type": "application/json", "delivery_mode": 2}
     assert told["headers"]["table"] == {"x": "y"}
+    assert told["headers"]["octets"] == {"base64": "/w=="}
 
 
 def test_publish_to_a_queue_goes_to_it_and_to_its_own_stream(http: httpx.Client, channel: Any, name: str) -> None:
