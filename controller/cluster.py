@@ -294,6 +294,8 @@ class ClusterAgent:
             "ballot": list(self._kept.ballot),
             "metadata_version": snapshot.version,
             "metadata_store": self._watch.problem or "ok",
+            # What a failover of it may lose, if anything.
+            "metadata_risk": self._watch.risk or None,
             "nodes": [
                 {
                     "node": node.id,

@@ -5,6 +5,7 @@ believe to hold it do no harm. Nobody's clock is compared with another's: a leas
 its time by the clock of the one who watches it, and its holder counts from before it asked for the renewal.
 """
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ from headrace.core_log.env import Env
 from headrace.core_log.errors import StorageError
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class LeaseWatch:
@@ -39,6 +42,8 @@ class LeaseWatch:
         self._doubted: tuple[int, int] | None = None
         # Why the store cannot be asked; empty: it can.
         self.problem = "it was not asked yet"
+        # What it may lose although it was committed; empty: nothing, as far as is known.
+        self.risk = ""
         self.looked = trio.Event()
 
     async def snapshot(self) -> Snapshot:
@@ -63,6 +68,8 @@ class LeaseWatch:
     async def _try(self) -> tuple[Lease, float] | None:
         now_s = self._env.clock.monotonic()
         seen = await self._ask(lambda store: store.observe())
+        if self.seen is None or self.seen.generation != seen.generation:
+            await self._look_at_risk()
         if self.seen is None or (seen.ballot, seen.token) != (self.seen.ballot, self.seen.token):
             self._since_s = now_s
         self.seen = seen
@@ -75,6 +82,13 @@ class LeaseWatch:
             return None
         self.seen, self._since_s = taken, sent_s
         return taken, sent_s
+
+    async def _look_at_risk(self) -> None:
+        """At the start, and whenever another server may have taken over."""
+        risk = await self._ask(lambda store: store.risk())
+        if risk and risk != self.risk:
+            _log.warning("metadata RPO > 0: %s", risk)
+        self.risk = risk
 
     def _may_try(self, seen: Lease, now_s: float) -> bool:
         silent_s = now_s - self._since_s

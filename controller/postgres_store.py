@@ -27,6 +27,9 @@ CONNECT_TIMEOUT_S = 2
 # "headrac": whoever creates or migrates the tables holds it.
 _MIGRATING = 0x68656164726163
 _DISK_FULL = "53100"
+NOT_SYNCHRONOUS = (
+    "PostgreSQL waits for no standby (synchronous_standby_names is empty): a failover may forget the newest metadata"
+)
 _GENERATION = text(
     "SELECT (SELECT system_identifier::text FROM pg_control_system()),"
     " (SELECT timeline_id FROM pg_control_checkpoint()), pg_is_in_recovery()"
@@ -126,6 +129,13 @@ class PostgresStore(SqlStore):
             raise Unreachable(f"{self.name}: this server only follows another one, and takes no changes")
         return Generation(database, timeline)
 
+    def risk(self) -> str:
+        """Whether a failover to a standby may forget the newest metadata. Details of standbys are not for every user to
+        see, the setting is."""
+        with self._transaction() as connection:
+            named = connection.execute(text("SHOW synchronous_standby_names")).scalar_one()
+        return "" if named.strip() else NOT_SYNCHRONOUS
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -138,6 +148,8 @@ def _settings(statement_timeout_s: float) -> dict[str, str]:
         "statement_timeout": str(milliseconds),
         "lock_timeout": str(milliseconds // 2),
         "idle_in_transaction_session_timeout": str(milliseconds * 5 // 2),
+        # Whatever the server's default is: what is committed survives its crash, and is on the synchronous standbys.
+        "synchronous_commit": "on",
         "client_encoding": "UTF8",
     }
 

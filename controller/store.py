@@ -95,6 +95,9 @@ class MetaStore(Protocol):
     def renew(self, held: Lease) -> Lease | Lost:
         """Say that one is still there; Lost: step down at once. After Unreachable, `observe` tells."""
 
+    def risk(self) -> str:
+        """What the store may lose although it was committed; empty: nothing."""
+
     def close(self) -> None: ...
 
 
@@ -180,6 +183,9 @@ class MemoryStore:
             return Lost()
         self._lease = replace(self._lease, token=now.token + 1)
         return self.observe()
+
+    def risk(self) -> str:
+        return ""
 
     def close(self) -> None:
         pass

@@ -80,6 +80,9 @@ class Connection:
     def renew(self, held: Lease) -> Lease | Lost:
         return self.check().renew(held)
 
+    def risk(self) -> str:
+        return self.check().risk()
+
     def close(self) -> None:
         pass
 

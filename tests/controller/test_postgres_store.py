@@ -199,3 +199,23 @@ def test_password_in_the_url_is_never_shown() -> None:
     with pytest.raises(Unreachable) as refused:
         opened(f"postgresql://ann:{SECRET}@127.0.0.1:1/db")
     assert SECRET not in str(refused.value)
+
+
+def test_a_server_that_waits_for_no_standby_is_a_risk(postgres: PostgresServer) -> None:
+    store = opened(postgres.emptied())
+    try:
+        assert "synchronous_standby_names is empty" in store.risk()
+        with psycopg.connect(postgres.url(), autocommit=True) as admin:
+            # Of this server, and so of no other test at the same time; nothing is committed meanwhile.
+            admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'another'")
+            try:
+                admin.execute("SELECT pg_reload_conf()")
+                while store.risk():
+                    pass
+            finally:
+                admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                admin.execute("SELECT pg_reload_conf()")
+                while not store.risk():
+                    pass
+    finally:
+        store.close()

@@ -29,6 +29,8 @@ def status(broker: Broker) -> None:
         f"cluster {answer['cluster']}, asked node {answer['node']}; controller: node {answer['controller'] or '-'}; "
         f"metadata {answer['metadata_version']}, store {answer['metadata_store']}"
     )
+    if answer["metadata_risk"]:
+        click.echo(f"metadata RPO > 0: {answer['metadata_risk']}")
     table(
         answer["nodes"],
         {

@@ -127,6 +127,9 @@ class Connection:
     def renew(self, held: Lease) -> Lease | Lost:
         return self._unless_unlucky(lambda memory: memory.renew(held))
 
+    def risk(self) -> str:
+        return self.check().risk()
+
     def _unless_unlucky(self, call: Callable[[MemoryStore], Lease | Lost]) -> Lease | Lost:
         memory = self.check()
         if not self._is_unlucky():
