@@ -31,7 +31,7 @@ VALUE_BYTES = 200
 
 
 class Publisher:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, queue: str = "q") -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._data = b""
@@ -42,7 +42,7 @@ class Publisher:
         self._send(commands.Connection.TuneOk(tune.channel_max, tune.frame_max, 0), 0)
         self._call(commands.Connection.Open("/"), commands.Connection.OpenOk, 0)
         self._call(commands.Channel.Open(), commands.Channel.OpenOk)
-        self._call(commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+        self._call(commands.Queue.Declare(queue=queue, durable=True), commands.Queue.DeclareOk)
         self._call(commands.Confirm.Select(), commands.Confirm.SelectOk)
         self._acked = 0
         self._sent = 0
@@ -91,17 +91,17 @@ class Publisher:
         self._acked = max(self._acked, ack.delivery_tag)
 
 
-def blobs_of(random: Random, header: str | None) -> list[bytes]:
-    """Runs of messages; each has a number of its own in this header."""
+def blobs_of(random: Random, header: str | None, queue: str = "q") -> list[bytes]:
+    """Runs of messages to a queue; each has a number of its own in this header."""
     value = random.randbytes(VALUE_BYTES)
-    return [b"".join(_message(random, value, header) for _ in range(RUN)) for _ in range(20)]
+    return [b"".join(_message(random, value, header, queue) for _ in range(RUN)) for _ in range(20)]
 
 
-def _message(random: Random, value: bytes, name: str | None) -> bytes:
+def _message(random: Random, value: bytes, name: str | None, queue: str) -> bytes:
     headers: FieldTable | None = None if name is None else {name: random.randrange(200_000, MONTH_MS)}
     properties = commands.Basic.Properties(delivery_mode=2, headers=headers)
     return (
-        frame.marshal(commands.Basic.Publish(exchange="", routing_key="q"), 1)
+        frame.marshal(commands.Basic.Publish(exchange="", routing_key=queue), 1)
         + frame.marshal(header.ContentHeader(0, len(value), properties), 1)
         + frame.marshal(body.ContentBody(value), 1)
     )

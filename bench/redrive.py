@@ -10,12 +10,14 @@ import json
 import sys
 import time
 import urllib.request
+from random import Random
 from typing import Any
 
 import pika
 
 from bench.amqp_backlog import run_loadgen
 from bench.claim import Better, Claim
+from bench.delay_amqp import RUN, Publisher, blobs_of
 from bench.machine import cpu_s
 from bench.peers.headrace import doors_of
 from bench.peers.peer import private_directory, process
@@ -46,16 +48,26 @@ class Http:
 def claim(count: int = DEAD) -> list[Claim]:
     alike, missing, detail = _measured(count)
     differing, also_missing, other = _measured(count // 10, "--unique-properties")
+    traced, missing_too, third = _measured(count // 10 // RUN * RUN, header="trace")
+    lost = missing + also_missing + missing_too
     name = "redrive beside plain durable publishing, per server-CPU-s"
     return [
         Claim(name, alike, 1 / 3, detail=detail),
-        Claim(f"{name}, each message with an id of its own", differing, None, detail=other),
-        Claim("dead letters that did not arrive once", missing + also_missing, 0.0, Better.LESS, "messages", detail),
+        Claim(f"{name}, each message with an id of its own", differing, 1 / 3, detail=other),
+        Claim(f"{name}, each message with a header of its own", traced, 1 / 3, detail=third),
+        Claim("dead letters that did not arrive once", lost, 0.0, Better.LESS, "messages", detail),
     ]
 
 
-def _measured(count: int, *flags: str) -> tuple[float, float, str]:
-    """(ratio, how many did not arrive once, in words)"""
+def _measured(count: int, *flags: str, header: str | None = None) -> tuple[float, float, str]:
+    """(ratio, how many did not arrive once, in words); `header`: in which each message has a number of its own."""
+
+    def publish(queue: str) -> None:
+        if header is None:
+            run_loadgen(doors["amqp"], server.pid, *SAFE, *flags, "--prefix", queue, "--count", str(count))
+        else:
+            Publisher(doors["amqp"], queue).publish(blobs_of(Random(1), header, queue), count)
+
     with private_directory("redrive") as home:
         log, config = home / "log", home / "headrace.toml"
         config.write_text(CONFIG)
@@ -68,9 +80,9 @@ def _measured(count: int, *flags: str) -> tuple[float, float, str]:
                 for name in ("grave", "again"):
                     connection.channel().queue_declare(name, durable=True)
             plain_s = -cpu_s(server.pid)
-            run_loadgen(doors["amqp"], server.pid, *SAFE, *flags, "--prefix", "plain", "--count", str(count))
+            publish("plain")
             plain_s += cpu_s(server.pid)
-            run_loadgen(doors["amqp"], server.pid, *SAFE, *flags, "--prefix", "doomed", "--count", str(count))
+            publish("doomed")
             http = Http(doors["http"])
             while http.ask("queues/grave")["ready"] < count:
                 time.sleep(0.2)
@@ -81,7 +93,7 @@ def _measured(count: int, *flags: str) -> tuple[float, float, str]:
             moving_s += cpu_s(server.pid)
             seconds = time.monotonic() - began
             arrived = http.ask("queues/again")["ready"]
-    told = f"{count:,} dead letters of 100 B in {seconds:.1f} s: {1e6 * moving_s / count:.1f} us of CPU each"
+    told = f"{count:,} dead letters in {seconds:.1f} s: {1e6 * moving_s / count:.1f} us of CPU each"
     told += f"; a publish took {1e6 * plain_s / count:.1f} us"
     return plain_s / moving_s, float(count - arrived + abs(now["moved"] - count)), told
 

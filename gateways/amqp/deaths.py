@@ -7,9 +7,10 @@ the message died before, with no rejection since, would close a cycle and does n
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from headrace.gateways.amqp import properties
-from headrace.gateways.amqp.fields import FieldTable, FieldValue, Int64, Timestamp
+from headrace.gateways.amqp.fields import U32, FieldTable, FieldValue, Int64, Timestamp, parted
 from headrace.gateways.delivery.queue import Reason
 from headrace.gateways.delivery.transfers import Death, Stamped
 
@@ -75,9 +76,22 @@ _TELLS = frozenset(
 )
 
 
-def revive(props: bytes) -> bytes:
-    """Properties of a record that is tried anew: nothing in them tells of its deaths, so none closes a cycle."""
-    return properties.without_headers(props, _TELLS)
+def apart(props: bytes) -> tuple[bytes, bytes]:
+    """What tells of a record's deaths, and its properties without that: tried anew, no death of it closes a cycle.
+
+    What stands beside it differs from message to message, as ids of traces do, and is not decoded.
+    """
+    start, end = properties.headers_place(props)
+    table = props[start:end]
+    told, left = _apart(table) if len(table) > 4 else (b"", table)
+    return (told, b"".join((props[:start], left, props[end:]))) if told else (b"", props)
+
+
+@lru_cache(maxsize=1024)
+def _apart(table: bytes) -> tuple[bytes, bytes]:
+    """The same of a table; those of messages without headers of their own are often alike."""
+    told, kept = parted(table, 4, len(table), _TELLS)
+    return told, U32.pack(len(kept)) + kept
 
 
 def mark(props: bytes, told: Mapping[str, str | int]) -> bytes:

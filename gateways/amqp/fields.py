@@ -23,7 +23,7 @@ Neighbours: properties.py and methods.py above; errors.py below.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import ClassVar, TypeAlias
 
@@ -198,6 +198,34 @@ def entries_of(data: bytes, start: int, end: int) -> list[tuple[bytes, int, int]
     if start != end:
         raise _truncated()
     return found
+
+
+def parted(data: bytes, start: int, end: int, names: Collection[bytes]) -> tuple[bytes, bytes]:
+    """The entries of a table that fill data[start:end], in two: those of these names, and the others, in their order.
+
+    For many, which were looked through when they came: what stands inside nested tables is not looked at.
+    """
+    ours: list[bytes] = []
+    others: list[bytes] = []
+    fixed, size_of = _FIXED, U32.unpack_from
+    try:
+        while start < end:
+            value = start + 1 + data[start]
+            letter = data[value]
+            size = fixed.get(letter)
+            if size is not None:
+                behind = value + 1 + size
+            elif letter in b"SxAF":
+                behind = value + 5 + size_of(data, value + 1)[0]
+            else:
+                raise _unknown(letter)
+            (ours if data[start + 1 : value] in names else others).append(data[start:behind])
+            start = behind
+    except (IndexError, struct.error):
+        raise _truncated() from None
+    if start != end:
+        raise _truncated()
+    return b"".join(ours), b"".join(others)
 
 
 def type_name(value: FieldValue) -> str:

@@ -19,7 +19,7 @@ Strings that are not UTF-8 keep their bytes by surrogateescape. Neighbours: fiel
 """
 
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 
@@ -246,16 +246,6 @@ def without_header(props: bytes, name: str) -> bytes:
     unwanted = encode_name(name)[1:]
     entries = entries_of(props, place[0] + 4, place[1])
     kept = [props[start:end] for found, start, end in entries if found != unwanted]
-    return props if len(kept) == len(entries) else _replaced(props, HEADERS, _table_of(kept))
-
-
-def without_headers(props: bytes, names: Collection[bytes]) -> bytes:
-    """The same for several, as they stand in the table."""
-    place = places_of(props).get(HEADERS)
-    if place is None:
-        return props
-    entries = entries_of(props, place[0] + 4, place[1])
-    kept = [props[start:end] for found, start, end in entries if found not in names]
     return props if len(kept) == len(entries) else _replaced(props, HEADERS, _table_of(kept))
 
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import trio
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from headrace.gateways.delivery.broker import Broker
     from headrace.gateways.delivery.vhost import VirtualHost
 
+K = TypeVar("K")
+V = TypeVar("V")
 _log = logging.getLogger(__name__)
 
 # So many are taken at once, and so many may be on their way at a time.
@@ -53,10 +55,8 @@ NOTE_PERIOD_S = 10.0
 KNOWN_MAX = 4096
 KIND = "redrive"
 
-# Properties without what tells of a death, in the words of a protocol.
-Revive = Callable[[bytes], bytes]
-# From where to where properties may tell of a death.
-Telling = Callable[[bytes], tuple[int, int]]
+# What of some properties tells of a death, and what is left without it.
+Apart = Callable[[bytes], tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,21 +69,9 @@ class _Way:
     target: "Target | Duty | None" = None
     attributes: int = 0
     key: bytes = b""
-    # What takes the place of what told of its death; without `telling`, of all its properties.
-    revived: bytes = b""
-    telling: Telling | None = None
     headers: Headers = ()
 
-    def properties(self, found: bytes) -> bytes:
-        """Of a record that had these."""
-        if self.telling is None:
-            return self.revived
-        start, end = self.telling(found)
-        return found[:start] + self.revived + found[end:]
-
     def goes_with(self, other: "_Way") -> bool:
-        if self is other:
-            return True
         same = self.target == other.target if isinstance(self.target, Duty) else self.target is other.target
         return same and self.attributes == other.attributes
 
@@ -165,8 +153,10 @@ class Redrive:
         self._fewer = trio.Event()
         self._noted_s = self._broker.env.clock.monotonic()
         self._targets: dict[str, Target] = {}
-        # What becomes of records with these properties, key and attributes.
+        # What becomes of records that tell this of their deaths, with these keys and attributes.
         self._known: dict[tuple[bytes, bytes, int], _Way] = {}
+        # Of what tells of deaths in a protocol's words, the headers that do.
+        self._deaths: dict[tuple[int, bytes], Mapping[str, object]] = {}
 
     def cancel(self) -> None:
         """Take no more. What is on its way gets there."""
@@ -175,39 +165,37 @@ class Redrive:
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    def _judge(self, batch: RecordBatch, index: int) -> "_Way | None":
-        """What becomes of a record that is wanted and can go somewhere."""
+    def _judge(self, batch: RecordBatch, index: int) -> "tuple[_Way, bytes] | None":
+        """What becomes of a record that is wanted and can go somewhere, and with which properties."""
         places = self.request.wanted.places
         if places and not any(offset == batch.offset_at(index) for _stream, _partition, offset in places):
             return None
         neutral = batch.headers[index] if batch.headers is not None else ()
-        found = None
-        if not neutral:
-            # Dead letters of one queue and one second are often alike but for their bodies, and ids of their own.
-            properties, attributes = batch.properties[index], batch.attributes.at(index)
-            telling = self._redrives.tellings.get(attributes & PROTOCOL_MASK)
-            if telling is not None:
-                start, end = telling(properties)
-                properties = properties[start:end]
-            known = (properties, batch.keys[index], attributes)
-            found = self._known.get(known)
+        attributes = batch.attributes.at(index)
+        told, left = self._redrives.apart(batch.properties[index], attributes)
+        # Dead letters of one queue and one second tell the same, whatever else they say.
+        known = (told, batch.keys[index], attributes)
+        found = None if neutral else self._known.get(known)
         if found is None:
-            found = self._look(batch, index, neutral)
+            found = self._look(batch, index, neutral, told)
             if not neutral:
-                if len(self._known) >= KNOWN_MAX:
-                    self._known.clear()
-                self._known[known] = found
+                _remember(self._known, known, found)
         if not found.is_wanted:
             return None
         self.progress.matched += 1
         if found.target is None:
             self.progress.without_way += 1
             return None
-        return found
+        return found, left
 
-    def _look(self, batch: RecordBatch, index: int, neutral: Headers) -> "_Way":
+    def _look(self, batch: RecordBatch, index: int, neutral: Headers, told: bytes) -> "_Way":
         request = self.request
-        letter = read(batch, index, self._redrives.headers_of)
+        known = (batch.attributes.at(index) & PROTOCOL_MASK, told)
+        deaths = self._deaths.get(known)
+        if deaths is None:
+            deaths = self._redrives.headers_of(batch, index)
+            _remember(self._deaths, known, deaths)
+        letter = read(batch, index, lambda _batch, _index: deaths)
         if letter is None:
             if request.to is None or not _asks_nothing(request.wanted):
                 return _UNWANTED
@@ -223,22 +211,12 @@ class Redrive:
         else:
             target = self._target(name)
         attributes = batch.attributes.at(index)
-        revive = self._redrives.revives.get(attributes & PROTOCOL_MASK)
-        telling = self._redrives.tellings.get(attributes & PROTOCOL_MASK)
-        properties = batch.properties[index]
-        if revive is not None:
-            properties = revive(properties)
-        if telling is not None:
-            start, end = telling(properties)
-            properties = properties[start:end]
         return _Way(
             True,
             name,
             target,
             (attributes | PERSISTENT) & ~RELOCATED,
             letter.key.encode("utf-8", "surrogateescape"),
-            properties,
-            telling,
             revived(letter, neutral),
         )
 
@@ -270,10 +248,10 @@ class Redrive:
             batch = stretch.loaded()
             for low, high in selection.spans(batch, stretch.index, stretch.index + stretch.count):
                 for index in range(low, high):
-                    way = selection.found(batch, index)
-                    assert way is not None
+                    found = selection.found(batch, index)
+                    assert found is not None
                     if self._is_there(batch, index, stretch):
-                        self.progress.by_queue[way.name] += 1
+                        self.progress.by_queue[found[0].name] += 1
             await trio.lowlevel.checkpoint()
         self.state = State.DONE
 
@@ -326,7 +304,7 @@ class Redrive:
             scan.close()
 
     def _send(
-        self, queue: Queue, lane: Lane, scan: Scan, stretch: Stretch, end: int, selection: Selection[_Way]
+        self, queue: Queue, lane: Lane, scan: Scan, stretch: Stretch, end: int, selection: Selection[tuple[_Way, bytes]]
     ) -> None:
         batch = stretch.loaded()
         count = min(stretch.count, max(end - stretch.seq, 0))
@@ -345,13 +323,14 @@ class Redrive:
         pieces: list[Piece] = []
         now_us = self._broker.env.clock.wall_us()
         for _place, low, high in batch.tags.spans(stretch.index, stretch.index + stretch.count):
-            ways = [way for index in range(low, high) if (way := selection.found(batch, index)) is not None]
+            found = [one for index in range(low, high) if (one := selection.found(batch, index)) is not None]
+            ways = [way for way, _left in found]
             first = 0
             while first < len(ways):
                 way, last = ways[first], first + 1
-                while last < len(ways) and ways[last].goes_with(way):
+                while last < len(ways) and (ways[last] is way or ways[last].goes_with(way)):
                     last += 1
-                pieces.append(_piece(ways[first:last], batch, low + first, now_us))
+                pieces.append(_piece(found[first:last], batch, low + first, now_us))
                 self.progress.by_queue[way.name] += last - first
                 first = last
         self._broker.transfers.send_back(self._host, queue, stretch, pieces, self._told)
@@ -403,9 +382,7 @@ class Redrives:
     def __init__(self, broker: "Broker", audit: Audit) -> None:
         self.broker = broker
         # By protocol. What has none tells of its deaths when it is tried anew.
-        self.revives: Mapping[int, Revive] = {}
-        # By protocol, the part of the properties that decides; what differs elsewhere is looked at once for all.
-        self.tellings: Mapping[int, Telling] = {}
+        self.aparts: Mapping[int, Apart] = {}
         # What died in a consumer group: vhost, group and the stream it was in first -> how it comes back.
         self.group_way: Callable[[str, str, str], Duty | None] = lambda vhost, group, stream: None
         self._audit = audit
@@ -427,6 +404,11 @@ class Redrives:
                 about = {name: value for name, value in told.items() if name not in ("time_us", "who")}
                 self._audit.note(KIND, told["who"], about)
         self.earlier = list(last.values())[:ENDED_MAX]
+
+    def apart(self, properties: bytes, attributes: int) -> tuple[bytes, bytes]:
+        """Where nobody can tell them apart, all of the properties may tell of a death, and they stay as they are."""
+        apart = self.aparts.get(attributes & PROTOCOL_MASK)
+        return (properties, properties) if apart is None else apart(properties)
 
     def headers_of(self, batch: RecordBatch, index: int) -> Mapping[str, object]:
         (properties,) = self.broker.properties_of(batch, index, index + 1)
@@ -498,23 +480,30 @@ class Redrives:
         self._audit.note(KIND, one.who, one.told())
 
 
-def _piece(ways: Sequence[_Way], batch: RecordBatch, first: int, now_us: int) -> Piece:
+def _piece(found: Sequence[tuple[_Way, bytes]], batch: RecordBatch, first: int, now_us: int) -> Piece:
     """Neighbours that are appended together, from this index on."""
-    target, tags = ways[0].target, batch.tags_at(first)
+    way, count = found[0][0], len(found)
+    target, tags = way.target, batch.tags_at(first)
     assert target is not None
     if tags and not isinstance(target, Duty):
         target = Target(target.exchange, target.key, target.route, target.log, target.queues, target.through, tags)
     return Piece(
         target,
-        ways[0].attributes,
+        way.attributes,
         tags,
-        [way.key for way in ways],
-        [way.properties(found) for way, found in zip(ways, batch.properties[first:], strict=False)],
-        batch.values[first : first + len(ways)],
-        [way.headers for way in ways],
+        [one.key for one, _left in found],
+        [left for _one, left in found],
+        batch.values[first : first + count],
+        [one.headers for one, _left in found],
         # What is parked on its way is due at once.
-        [now_us] * len(ways),
+        [now_us] * count,
     )
+
+
+def _remember(known: dict[K, V], key: K, value: V) -> None:
+    if len(known) >= KNOWN_MAX:
+        known.clear()
+    known[key] = value
 
 
 def ready_in(queue: Queue) -> Iterator[Stretch]:

@@ -17,9 +17,9 @@ from headrace.controller.metadata import Metadata
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.record import Protocol as Vocabulary
-from headrace.gateways.amqp.deaths import mark, revive, stamp
+from headrace.gateways.amqp.deaths import apart, mark, stamp
 from headrace.gateways.amqp.delaying import fired
-from headrace.gateways.amqp.properties import headers_place, routing_fields
+from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor
 from headrace.gateways.amqp.settings import settings_of
 from headrace.gateways.connected import OpenConnections, mqtt_counts, retained
@@ -115,8 +115,7 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
     publishes = DelayedPublishes(broker, {Vocabulary.AMQP: fired})
     broker.delayed.carry(DutyKind.PUBLISH, publishes)
     broker.transfers.marks = {Vocabulary.AMQP: mark, Vocabulary.MQTT_5: with_user_properties}
-    broker.redrives.revives = {Vocabulary.AMQP: revive}
-    broker.redrives.tellings = {Vocabulary.AMQP: headers_place}
+    broker.redrives.aparts = {Vocabulary.AMQP: apart}
     schedules = Schedules(broker, publishes)
     turn = Turn(broker)
     mqtt = MqttDoor(

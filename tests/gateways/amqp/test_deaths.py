@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateways.amqp import properties
-from headrace.gateways.amqp.deaths import stamp
+from headrace.gateways.amqp.deaths import apart, stamp
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Int64, Timestamp, encode_table
 from headrace.gateways.amqp.properties import Properties
 from headrace.gateways.delivery.queue import Reason
@@ -241,3 +241,22 @@ def test_counts_and_order_are_those_of_the_story(story: list[Death]) -> None:
         expected[key] = expected.pop(key, 0) + 1
     newest_first = [(queue, reason, count) for (queue, reason), count in reversed(expected.items())]
     assert [(entry["queue"], entry["reason"], entry["count"]) for entry in entries] == newest_first
+
+
+NAMES = st.sampled_from(["x-death", "x-attempt", "x-reason", "x-first-death-queue", "x-deaths", "trace", "CC"])
+VALUES = st.integers(-(2**31), 2**31 - 1) | st.text(max_size=5) | st.booleans()
+
+
+@given(st.dictionaries(NAMES, VALUES | st.lists(VALUES, max_size=3), max_size=6), st.none() | st.just("text/plain"))
+def test_what_tells_of_deaths_is_told_apart_from_all_else(headers: dict[str, FieldValue], kind: str | None) -> None:
+    own = {name: value for name, value in headers.items() if name in ("x-deaths", "trace", "CC")}
+    props = message(headers, content_type=kind)
+    told, left = apart(props)
+    assert left == message(own, content_type=kind)
+    assert (told == b"") == (len(own) == len(headers))
+    # Whatever stands beside them, the same deaths are told alike.
+    assert apart(message({name: value for name, value in headers.items() if name not in own}))[0] == told
+
+
+def test_without_headers_there_are_no_deaths_to_tell() -> None:
+    assert apart(message(content_type="text/plain")) == (b"", message(content_type="text/plain"))

@@ -34,6 +34,7 @@ from headrace.gateways.amqp.fields import (
     encode_table,
     encode_value,
     entries_of,
+    parted,
     type_name,
 )
 
@@ -116,6 +117,25 @@ def test_raw_entries_cover_the_table_without_gaps(table: bytes) -> None:
     entries = entries_of(table, 4, len(table))
     assert b"".join(table[start:end] for _, start, end in entries) == table[4:]
     assert [name.decode("utf-8", "surrogateescape") for name, _, _ in entries] == list(decode_table(table)[0])
+
+
+@settings(max_examples=40)
+@given(WIRE_TABLES)
+def test_a_table_is_parted_by_names(table: bytes) -> None:
+    entries = entries_of(table, 4, len(table))
+    names = {name for name, _, _ in entries[::2]}
+    ours, others = parted(table, 4, len(table), names)
+    assert ours == b"".join(table[start:end] for name, start, end in entries if name in names)
+    assert others == b"".join(table[start:end] for name, start, end in entries if name not in names)
+
+
+@given(st.binary(max_size=60))
+def test_parts_of_garbage_are_refused_or_cover_it(data: bytes) -> None:
+    try:
+        ours, others = parted(data, 0, len(data), {b"a"})
+    except AmqpError:
+        return
+    assert len(ours) + len(others) == len(data)
 
 
 @given(st.binary(max_size=60))

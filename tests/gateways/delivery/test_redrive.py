@@ -10,9 +10,9 @@ from headrace.controller.errors import NotFound
 from headrace.core_log.errors import Refused
 from headrace.core_log.record import PERSISTENT, Protocol
 from headrace.filtering.expression import parse
-from headrace.gateways.amqp.deaths import mark, revive
+from headrace.gateways.amqp.deaths import apart, mark
 from headrace.gateways.amqp.fields import encode_table
-from headrace.gateways.amqp.properties import Properties, decode, encode, headers_place, routing_fields
+from headrace.gateways.amqp.properties import Properties, decode, encode, routing_fields
 from headrace.gateways.delivery.dead_letters import Wanted, read
 from headrace.gateways.delivery.redrive import Redrive, Request, State, ready_in
 
@@ -25,8 +25,7 @@ def ready(running: Running) -> None:
     broker = running.broker
     broker.fields_of = routing_fields
     broker.transfers.marks = {Protocol.AMQP: mark}
-    broker.redrives.revives = {Protocol.AMQP: revive}
-    broker.redrives.tellings = {Protocol.AMQP: headers_place}
+    broker.redrives.aparts = {Protocol.AMQP: apart}
     running.nursery.start_soon(broker.redrives.run)
     running.nursery.start_soon(broker.transfers.run)
 
