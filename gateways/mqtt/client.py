@@ -45,7 +45,7 @@ from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties, encode_
 from headrace.gateways.mqtt.publisher import Publisher
 from headrace.gateways.mqtt.reasons import MqttError, PacketType, ReasonCode, Version, protocol_error
 from headrace.gateways.mqtt.session import Outcome, Session
-from headrace.gateways.mqtt.subscriber import Subscriber
+from headrace.gateways.mqtt.subscriber import Subscriber, drop_unreadable, may_subscribe
 
 _log = logging.getLogger(__name__)
 
@@ -418,6 +418,11 @@ class Client:
             self.put(packet)
         await self._say_goodbye()
 
+    def _check_owner(self, place: Place) -> None:
+        if not self.door.config.take_over_between_users and place.hub.is_of_another(self.client_id, self.user):
+            text = "this client identifier belongs to a session of another user"
+            raise MqttError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, text)
+
     async def next_event(self) -> Event:
         """While CONNECT is not answered."""
         while not self._early:
@@ -438,6 +443,7 @@ class Client:
             text = f"a client identifier has at most {config.client_id_bytes_max} bytes here"
             raise MqttError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, text)
         self.client_id = client_id
+        self._check_owner(place)
         if connect.will is not None:
             publisher.check(connect.will.topic.encode())
             blob = encode_blob(replace(connect.will.properties, will_delay_interval=None))
@@ -453,6 +459,10 @@ class Client:
         self.keep_alive_s, told_keep_alive_s = keep_alive_of(connect, config)
         expiry_s, told_expiry_s = expiry_of(connect, config)
         await place.hub.make_way(client_id, self.user, clean_start=connect.clean_start)
+        known = place.hub.sessions.get(client_id)
+        if known is not None:
+            await drop_unreadable(self, known, place)
+        self._check_owner(place)
         session, present = place.hub.connect(
             client_id, self, self, user=self.user, clean_start=connect.clean_start, expiry_s=expiry_s
         )
@@ -488,8 +498,13 @@ class Client:
             self._poller.hand_over(self._descriptor)
 
     def rights_changed(self) -> None:
+        """Publishes are checked anew. Who may no longer read what it subscribed to is sent no more of that: the
+        connection ends, and its session goes on without the subscription."""
         if self._publisher is not None:
             self._publisher.rights_changed()
+        if self.session is not None and not all(may_subscribe(self, one) for one in self.session.interests):
+            _log.warning("connection closed: it may no longer read what it subscribed to", extra=self.who())
+            self.dismiss(ReasonCode.NOT_AUTHORIZED, "a subscription is no longer allowed")
 
     def _acknowledged(self, session: Session, kind: PacketType, packet_ids: Sequence[int]) -> None:
         match kind:

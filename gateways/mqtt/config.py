@@ -33,7 +33,13 @@ class MqttConfig:
     write_buffer_bytes: int = 1024 * 1024
     read_bytes_max: int = 256 * 1024
     subscriptions_max: int = 10_000
+    # Retained messages of a vhost; a topic beyond them is refused.
+    retained_count_max: int = 100_000
+    # Levels of a topic or filter: each costs what a whole short one does.
+    topic_levels_max: int = 128
     client_id_bytes_max: int = 1_024
+    # Whether one user's client may end the session of another's by using its identifier.
+    take_over_between_users: bool = False
     # RabbitMQ's mapping of topics, which does not come back from `a.b/c` (docs/mapping.md).
     lossy_topics: bool = False
     # Whose web pages may connect over WebSocket besides those of this very host; `any` for all.

@@ -160,6 +160,11 @@ class Hub:
             self.states.forget(session)
         return session, present
 
+    def is_of_another(self, client_id: str, user: str) -> bool:
+        """Whether there is a session of this identifier that belongs to another user, who is still there."""
+        session = self.sessions.get(client_id)
+        return session is not None and session.user != user and session.user in self.broker.metadata.snapshot.users
+
     async def make_way(self, client_id: str, user: str, *, clean_start: bool) -> None:
         """Before `connect`: sessions of this identifier that have ended, or are not wanted, will not come back after a
         crash. What a client is told of its session in CONNACK stays true."""

@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 # So many topics, one user may publish to, are remembered of a connection.
 ALLOWED_MAX = 1024
+# Nobody publishes there: what the broker says, how groups are named, and where other brokers take orders.
+OURS = (SYS.encode(), b"$share/", b"$CONTROL/", b"$control/")
 
 
 class Publisher:
@@ -66,8 +68,12 @@ class Publisher:
 
     def check(self, topic: bytes) -> None:
         """Raises MqttError where the user may not publish."""
-        if topic.startswith(SYS.encode()):
-            raise MqttError(ReasonCode.NOT_AUTHORIZED, "topics below $SYS are the broker's own")
+        if topic.startswith(OURS):
+            name = topic[: topic.index(b"/")].decode()
+            raise MqttError(ReasonCode.NOT_AUTHORIZED, f"topics below {name} are the broker's own")
+        limit = self._door.config.topic_levels_max
+        if topic.count(b"/") >= limit:
+            raise MqttError(ReasonCode.TOPIC_NAME_INVALID, f"a topic has at most {limit} levels here")
         if not self._may(topic):
             text = f"publishing to '{topic.decode()}' refused for user '{self._line.user}'"
             raise MqttError(ReasonCode.NOT_AUTHORIZED, text)
@@ -82,6 +88,10 @@ class Publisher:
         # What has been taken with QoS 2 is not refused when it comes again.
         if reason is not None and (run.qos < 2 or session.incoming.keys().isdisjoint(run.packet_ids)):
             self._refuse_some(session, run, MqttError(ReasonCode.QUOTA_EXCEEDED, f"publish refused: {reason}"))
+            return
+        if run.retain and self._is_one_too_many(run):
+            text = f"there are {self._door.config.retained_count_max} retained messages already"
+            self._refuse_some(session, run, MqttError(ReasonCode.QUOTA_EXCEEDED, text))
             return
         if not self._allowed.issuperset(run.topics):
             unknown = {*run.topics} - self._allowed
@@ -104,6 +114,13 @@ class Publisher:
                     self._refuse_some(session, run, MqttError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, refusal))
                     return
         self._put_now(session, run)
+
+    def _is_one_too_many(self, run: PublishRun) -> bool:
+        """Whether one of them would be retained where there are as many as may be."""
+        retained = self._hub.retained
+        return len(retained) >= self._door.config.retained_count_max and any(
+            payload and retained.get(topic) is None for topic, payload in zip(run.topics, run.payloads, strict=True)
+        )
 
     def _put_now(self, session: Session, run: PublishRun) -> None:
         if run.qos == 2:

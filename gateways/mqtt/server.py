@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import msgspec
 import trio
 
-from headrace.controller.changes import Change, DeletePermission, DeleteUser, DeleteVhost, PutPermission
+from headrace.controller.changes import (
+    Change,
+    DeletePermission,
+    DeleteTopicPermission,
+    DeleteUser,
+    DeleteVhost,
+    PutPermission,
+    PutTopicPermission,
+)
 from headrace.controller.snapshot import Snapshot
 from headrace.gateways.delivery.access import Access, Operation
 from headrace.gateways.delivery.authentication import Authentication
@@ -231,13 +239,16 @@ class MqttDoor:
                 case DeletePermission(user, vhost):
                     for client in [one for one in self.clients if one.user == user and one.vhost == vhost]:
                         client.dismiss(ReasonCode.NOT_AUTHORIZED)
-                case PutPermission(right):
-                    for client in self.clients:
-                        if client.user == right.user and client.vhost == right.vhost:
-                            client.rights_changed()
+                case PutPermission(right) | PutTopicPermission(right):
+                    self._rights_changed(right.user, right.vhost)
+                case DeleteTopicPermission(user, vhost):
+                    self._rights_changed(user, vhost)
                 case _:
-                    for client in self.clients:
-                        client.rights_changed()
+                    pass
+
+    def _rights_changed(self, user: str, vhost: str) -> None:
+        for client in [one for one in self.clients if one.user == user and one.vhost == vhost]:
+            client.rights_changed()
 
 
 class MqttListener(DoorListener):

@@ -301,6 +301,10 @@ class Session:
             self.pump()
         return True
 
+    def keep_extras(self, wanted: Callable[[bytes], bool]) -> None:
+        """Of what waits beside the log's order while nobody is connected: the topics that are still wanted."""
+        self.extras = deque(extra for extra in self.extras if wanted(extra.topic))
+
     def offer_extra(self, extra: Extra) -> None:
         self.extras.append(extra)
 

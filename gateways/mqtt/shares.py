@@ -27,6 +27,9 @@ from headrace.gateways.mqtt.session import Extra, Interest, Outcome, Session
 from headrace.gateways.mqtt.shared import EXCHANGE
 from headrace.gateways.mqtt.topics import is_shared, parse_filter
 
+# Behind the name of a queue that ends with the last member of its group.
+PASSING = " (passing)"
+
 
 class Member:
     """A session's part in a group: a consumer of its queues."""
@@ -266,4 +269,4 @@ def _wants(interest: Interest) -> Expression | None:
 
 
 def _ephemeral(topic_filter: str) -> str:
-    return topic_filter + " (passing)"
+    return topic_filter + PASSING

@@ -5,6 +5,9 @@ log. Neighbours: client.py hands packets over, hub.py and shares.py keep subscri
 retained.
 """
 
+import logging
+
+from headrace.controller.entities import NAME_BYTES_MAX
 from headrace.gateways.delivery.access import Operation
 from headrace.gateways.delivery.filters import TooManyFilters
 from headrace.gateways.mqtt.door import Ended, Line, Place
@@ -13,12 +16,37 @@ from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties
 from headrace.gateways.mqtt.reasons import ReasonCode
 from headrace.gateways.mqtt.session import Interest, Session
 from headrace.gateways.mqtt.shared import EXCHANGE
+from headrace.gateways.mqtt.shares import PASSING
 from headrace.gateways.mqtt.sys_topics import PREFIX as SYS
-from headrace.gateways.mqtt.topics import is_shared, parse_filter
+from headrace.gateways.mqtt.topics import filter_matches, is_shared, parse_filter
 from headrace.gateways.mqtt.wanted import wanted_by
+
+_log = logging.getLogger(__name__)
 
 # Retained and shared messages that may wait for a client before it may make another subscription.
 EXTRAS_MAX = 20_000
+
+
+def may_subscribe(line: Line, topic_filter: str) -> bool:
+    """Whether the user of this connection may read what the filter matches; of a group, what its filter matches."""
+    _group, plain = parse_filter(topic_filter)
+    access, key = line.door.access, line.door.keys.binding_key(plain)
+    return access.may(line.user, line.vhost, Operation.READ, EXCHANGE) and access.may_use_key(
+        line.user, line.vhost, EXCHANGE, Operation.READ, key, line.client_id
+    )
+
+
+async def drop_unreadable(line: Line, session: Session, place: Place) -> None:
+    """A session is about to be resumed: what its user may not read any more is no subscription of it."""
+    lost = [topic_filter for topic_filter in session.interests if not may_subscribe(line, topic_filter)]
+    for topic_filter in lost:
+        _log.warning("a subscription ended: its user may no longer read that", extra=line.who())
+        place.hub.unsubscribe(session, topic_filter)
+        if is_shared(topic_filter):
+            await place.shares.leave(session, topic_filter)
+    if lost:
+        session.keep_extras(lambda topic: any(filter_matches(one, topic.decode()) for one in session.interests))
+        place.hub.states.changed(session)
 
 
 class Subscriber:
@@ -80,15 +108,13 @@ class Subscriber:
     def _subscribable(self, session: Session, one: Subscription) -> ReasonCode:
         """The QoS granted, or why not."""
         group, plain = parse_filter(one.filter)
-        if group is not None and plain.startswith(SYS):
-            # Nothing of it is in the log, which is what a group shares.
+        if group is not None and (plain.startswith(SYS) or not self._fits_a_queue(one.filter, plain)):
+            # Nothing of $SYS is in the log, which is what a group shares.
             return ReasonCode.TOPIC_FILTER_INVALID
-        line, access = self._line, self._line.door.access
-        key = line.door.keys.binding_key(plain)
-        if not (
-            access.may(line.user, line.vhost, Operation.READ, EXCHANGE)
-            and access.may_use_key(line.user, line.vhost, EXCHANGE, Operation.READ, key, line.client_id)
-        ):
+        line = self._line
+        if plain.count("/") >= line.door.config.topic_levels_max:
+            return ReasonCode.TOPIC_FILTER_INVALID
+        if not may_subscribe(line, one.filter):
             return ReasonCode.NOT_AUTHORIZED
         if one.filter not in session.interests and len(session.interests) >= line.door.config.subscriptions_max:
             return ReasonCode.QUOTA_EXCEEDED
@@ -96,6 +122,13 @@ class Subscriber:
             # Each would add all retained messages that match to those that the client has not taken yet.
             return ReasonCode.QUOTA_EXCEEDED
         return ReasonCode(int(one.qos))
+
+    def _fits_a_queue(self, shared_filter: str, plain: str) -> bool:
+        """A group is a queue with the name of its filter, bound with a routing key."""
+        key = self._line.door.keys.binding_key(plain)
+        return (
+            max(len((shared_filter + PASSING).encode()), len(key.encode("utf-8", "surrogateescape"))) <= NAME_BYTES_MAX
+        )
 
     async def unsubscribe(self, packet: Unsubscribe) -> None:
         session, place = self._session, self._place

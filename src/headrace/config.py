@@ -213,7 +213,14 @@ class MqttSection:
         Count(0, 1024), "lanes of a shared subscription, so that a topic sticks to one member; 0: members take turns", 0
     )
     subscriptions_max: int = setting(Count(1, 10_000_000), "subscriptions of one session", 10_000)
+    retained_count_max: int = setting(
+        Count(0, 100_000_000), "retained messages in each vhost; one of a further topic is refused", 100_000
+    )
+    topic_levels_max: int = setting(Count(1, 65_536), "levels of a topic or topic filter", 128)
     client_id_bytes_max: int = setting(Count(23, 65_535), "longest client identifier", KIB)
+    take_over_between_users: bool = setting(
+        Flag(), "let a client end the session of another user's client that has the same identifier", False
+    )
     lossy_topics: bool = setting(
         Flag(), "map topics to routing keys as RabbitMQ does, though `a.b/c` does not come back from it", False
     )
@@ -248,6 +255,9 @@ class MqttSection:
             write_buffer_bytes=self.write_buffer_bytes,
             subscriptions_max=self.subscriptions_max,
             client_id_bytes_max=self.client_id_bytes_max,
+            retained_count_max=self.retained_count_max,
+            topic_levels_max=self.topic_levels_max,
+            take_over_between_users=self.take_over_between_users,
             lossy_topics=self.lossy_topics,
             sys_period_s=self.sys_period_s,
             ws_origins=self.ws_origins,

@@ -20,19 +20,6 @@ from .wire import Open, Wire, wait_seconds
 V3, V5 = Version.V3_1_1, Version.V5
 both_versions = pytest.mark.parametrize("version", [V3, V5], ids=lambda one: one.name)
 
-CONFIG = """
-[[users]]
-name = "other"
-password = "secret"
-
-[[permissions]]
-user = "other"
-vhost = "/"
-configure = ".*"
-write = ".*"
-read = ".*"
-"""
-
 
 def lasting(version: Version) -> dict[str, object]:
     """How a client of this version asks for a session that outlives its connection."""
@@ -136,17 +123,6 @@ def test_sessions_of_both_versions_are_the_same_sessions(wire: Open, client: Ope
     again = wire(V5)
     assert connected(again, name, clean_start=False)
     assert again.take()[0].properties.user_properties == (("a", "b"),)
-
-
-def test_session_of_another_user_is_not_resumed(wire: Open, client: Open, name: str) -> None:
-    one = wire()
-    connected(one, name, **lasting(V5))
-    one.subscribe(f"{name}/a", qos=1)
-    one.disconnect()
-    other = wire()
-    assert not connected(other, name, user="other", password=b"secret", **lasting(V5))
-    client().publish(f"{name}/a", b"x", 1)
-    other.expect_nothing()
 
 
 def test_retained_messages_do_not_end_with_a_session(wire: Open, client: Open, name: str) -> None:

@@ -26,6 +26,8 @@ tail_cache_bytes = "1MiB"
 
 [mqtt]
 write_buffer_bytes = "64KiB"
+topic_levels_max = 32768
+retained_count_max = 2500
 """
 
 
@@ -229,3 +231,55 @@ def test_qos_2_publishes_that_are_never_released_meet_the_receive_maximum(client
         one.expect(Pubrec)
     one.send_octets(encode_packet(Publish(name, b"x", QoS(2), packet_id=2_000), Version.V5))
     one.expect_disconnect(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
+
+
+def test_flood_of_retained_topics_meets_a_limit_and_others_are_served(
+    broker: MqttBroker, client: Open, name: str
+) -> None:
+    flooding, other = client(), client()
+    other.publish(f"{name}/mine", b"1", 1, retain=True)
+    payload = bytes(4_096)
+
+    def flood(start: int, count: int) -> list[ReasonCode]:
+        found: list[ReasonCode] = []
+        for first in range(start, start + count, 500):
+            flooding.send(
+                *[
+                    Publish(f"{name}/many/{number}", payload, QoS(1), retain=True, packet_id=1 + number % 65_535)
+                    for number in range(first, first + 500)
+                ]
+            )
+            found += [flooding.expect(Puback).reason for _ in range(500)]
+        return found
+
+    # How many are taken in one go beyond the limit is bounded by a read.
+    flood(0, 3_000)
+    with growth_below(broker, 20 * MIB):
+        # They would be 40 MiB.
+        assert set(flood(3_000, 10_000)) == {ReasonCode.QUOTA_EXCEEDED}
+    # Whoever has one may replace it and take it away, and then there is room for another.
+    assert other.publish(f"{name}/mine", b"2", 1, retain=True) is ReasonCode.SUCCESS
+    late = client()
+    late.subscribe(f"{name}/mine")
+    assert late.payloads(1) == [b"2"]
+    assert other.publish(f"{name}/new", b"x", 1, retain=True) is ReasonCode.QUOTA_EXCEEDED
+    assert other.publish(f"{name}/new", b"x", 1) is ReasonCode.SUCCESS
+    for number in range(3_000):
+        flooding.publish(f"{name}/many/{number}", b"", 0, retain=True) if number % 500 == 499 else flooding.send(
+            Publish(f"{name}/many/{number}", b"", retain=True)
+        )
+    assert other.publish(f"{name}/new", b"x", 1, retain=True) is ReasonCode.SUCCESS
+
+
+def test_flood_of_deep_wildcards_costs_what_the_filters_cost(broker: MqttBroker, client: Open, name: str) -> None:
+    greedy, reader, writer = client(), client(), client()
+    reader.subscribe(f"{name}/#", qos=1)
+    with growth_below(broker, 60 * MIB):
+        for first in range(0, 2_000, 100):
+            wanted = tuple(Subscription(f"{name}/{number}" + "/+" * 120) for number in range(first, first + 100))
+            assert greedy.subscribe(*wanted).reasons == (ReasonCode.SUCCESS,) * 100
+    # A topic that all of them are looked at for, and one that goes down to the bottom of one.
+    writer.publish(f"{name}/x" + "/a" * 119, b"1", 1)
+    writer.publish(f"{name}/7" + "/a" * 120, b"2", 1)
+    assert reader.payloads(2) == [b"1", b"2"]
+    assert greedy.payloads(1) == [b"2"]
