@@ -33,11 +33,10 @@ from headrace.core_log.format import (
 from headrace.core_log.index import NEVER, SparseIndex
 from headrace.core_log.journal import Entry, entries
 from headrace.core_log.key_index import KeyIndex
-from headrace.core_log.log import CHECKPOINT, EPOCHS, PRODUCERS
 from headrace.core_log.producers import ProducerTable
 from headrace.core_log.record import RecordBatch, RouteReference
 from headrace.core_log.segment import Segment, stem_of
-from headrace.core_log.spec import SPEC, STREAMS, StreamSpec, folder_of, read_spec
+from headrace.core_log.spec import CHECKPOINT, EPOCHS, PRODUCERS, SPEC, STREAMS, StreamSpec, folder_of, read_spec
 from headrace.core_log.storage.contract import Buffer, File, Storage
 
 WINDOW = 1024 * 1024

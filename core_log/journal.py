@@ -12,16 +12,18 @@ When the journal is full, the segments it speaks of are synced and it starts ove
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 import xxhash
 
 from headrace.core_log.env import Ids
 from headrace.core_log.format import SEGMENT_HEAD_SIZE, maybe_segment_head
-from headrace.core_log.log import SyncJob
 from headrace.core_log.segment import Segment, stem_of
 from headrace.core_log.storage.contract import File, Storage
+
+if TYPE_CHECKING:
+    from headrace.core_log.log import SyncJob
 
 PATH = "journal"
 _HEAD_MAGIC = b"HRjourn1"
@@ -52,7 +54,7 @@ class CommitJournal:
         # Segments that only the journal keeps safe.
         self._unsynced: dict[str, Segment] = {}
 
-    def commit(self, jobs: Sequence[SyncJob]) -> None:
+    def commit(self, jobs: "Sequence[SyncJob]") -> None:
         """Make every job's writes safe with one sync."""
         buffers: list[bytes] = []
         size = 0

@@ -54,14 +54,11 @@ from headrace.core_log.pool import SegmentPool
 from headrace.core_log.producers import ProducerTable
 from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
 from headrace.core_log.segment import Segment
+from headrace.core_log.spec import CHECKPOINT, EPOCHS, PRODUCERS, REMOVED
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.summary import ENTRIES_MAX, Sieve, may_hold_any
 from headrace.core_log.tail import Tail, TailCache
 
-CHECKPOINT = "watermark"
-EPOCHS = "epochs"
-PRODUCERS = "producers"
-REMOVED = ".removed"
 # What is read at once should fit a processor's own cache, with the objects made of it (bench/read.py).
 READ_BYTES = 512 * 1024
 # A header and the largest summary there is.

@@ -32,9 +32,9 @@ from headrace.core_log.format import (
     stamp,
 )
 from headrace.core_log.inspection import DERIVED, Damage, Level, Partition, Tally, Walk, Whole, find_salt, verify, walk
-from headrace.core_log.log import CHECKPOINT, EPOCHS, PRODUCERS
 from headrace.core_log.record import Gap, RouteReference, gap_batch
 from headrace.core_log.segment import stem_of
+from headrace.core_log.spec import CHECKPOINT, EPOCHS, PRODUCERS
 from headrace.core_log.storage.contract import File, Storage
 
 REPAIRS = "repairs"

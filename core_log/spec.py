@@ -1,4 +1,5 @@
-"""What a stream is: the file `stream.json` of its folder. Format over a storage file; imports no trio.
+"""What a stream is: the file `stream.json` of its folder, and the names of what lies beside it. Format over a storage
+file; imports no trio.
 
 The broker (directory.py), `headrace log` and readers without a broker (inspection.py, Spark) find streams by it.
 """
@@ -13,6 +14,12 @@ from headrace.core_log.storage.contract import Storage
 
 STREAMS = "streams"
 SPEC = "stream.json"
+# Beside the segments of a partition.
+CHECKPOINT = "watermark"
+EPOCHS = "epochs"
+PRODUCERS = "producers"
+# Behind the name of a segment that retention took.
+REMOVED = ".removed"
 FORMAT = 1
 
 

@@ -22,9 +22,8 @@ from headrace.core_log.errors import CorruptLog, StorageError
 from headrace.core_log.format import FLAG_GAP, SEGMENT_HEAD_SIZE, SegmentHead, decode_columns, maybe_segment_head
 from headrace.core_log.index import NEVER, SparseIndex
 from headrace.core_log.inspection import Partition, StreamFound, partition_of, streams
-from headrace.core_log.log import REMOVED
 from headrace.core_log.segment import Segment, stem_of
-from headrace.core_log.spec import SPEC, STREAMS, StreamSpec, folder_of
+from headrace.core_log.spec import REMOVED, SPEC, STREAMS, StreamSpec, folder_of
 from headrace.core_log.storage.contract import File
 from headrace.core_log.storage.readonly import ReadOnlyStorage
 from headrace.spark.access import DataLoss, PartitionEnds, Slice, TopicInfo, TopicNotFound, covering

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.spark.options import InvalidOption, check_names, where
 
@@ -144,7 +143,7 @@ def messages(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, Me
     columns = {name: batch.column(name) for name in batch.schema.names}
     if "deliver_at" in columns:
         # Milliseconds, rounded up: never early.
-        columns["deliver_at"] = pc.cast(columns["deliver_at"].cast(pa.timestamp("us", tz="UTC")), pa.int64())
+        columns["deliver_at"] = columns["deliver_at"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     lists = {name: column.to_pylist() for name, column in columns.items()}
     for row in range(batch.num_rows):
         where_to = topic if topic is not None else lists["topic"][row]

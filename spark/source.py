@@ -20,7 +20,6 @@ from headrace.spark.access import Access, open_access
 from headrace.spark.options import InvalidOption, Position, SourceOptions, Where, check_names, source_options
 from headrace.spark.options import columns as columns_option
 from headrace.spark.plan import Task, plan
-from headrace.spark.sink_messages import sink_options
 from headrace.spark.source_edges import batch_ranges
 from headrace.spark.source_filters import Bounds, bounds
 
@@ -70,11 +69,13 @@ class HeadraceSource(DataSource):  # type: ignore[misc]
 
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
         from headrace.spark.sink import BatchWriter, checked
+        from headrace.spark.sink_messages import sink_options
 
         return BatchWriter(checked(schema, sink_options(self.options, streaming=False), overwrite))
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":
         from headrace.spark.sink import StreamWriter, checked
+        from headrace.spark.sink_messages import sink_options
 
         return StreamWriter(checked(schema, sink_options(self.options, streaming=True), overwrite))
 

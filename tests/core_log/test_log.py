@@ -14,10 +14,11 @@ from headrace.core_log.directory import LogDirectory
 from headrace.core_log.errors import CorruptLog, DiskFull, OffsetOutOfRange, Refused, SequenceRefused
 from headrace.core_log.format import HEADER_SIZE, SEGMENT_HEAD_SIZE, BatchHeader, maybe_header
 from headrace.core_log.key_index import KeyIndex
-from headrace.core_log.log import CHECKPOINT, EPOCHS, PRODUCERS, PartitionLog
+from headrace.core_log.log import PartitionLog
 from headrace.core_log.producers import WINDOW
 from headrace.core_log.record import Gap, Producer
 from headrace.core_log.segment import Segment
+from headrace.core_log.spec import CHECKPOINT, EPOCHS, PRODUCERS
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.core_log.summary import key_hash, may_hold, tag_hash
 

@@ -22,9 +22,9 @@ from headrace.core_log.directory import LogDirectory, Stream
 from headrace.core_log.env import Env
 from headrace.core_log.errors import CorruptLog, DiskFull, Poisoned, SequenceRefused, StorageError
 from headrace.core_log.format import SEGMENT_HEAD_SIZE, BatchHeader, is_whole, maybe_header, maybe_segment_head
-from headrace.core_log.log import CHECKPOINT, PartitionLog
+from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import Producer
-from headrace.core_log.spec import StreamSpec
+from headrace.core_log.spec import CHECKPOINT, StreamSpec
 from headrace.core_log.storage.memory import MemoryStorage, Planted
 
 from .fuse import Crash, FusedStorage
