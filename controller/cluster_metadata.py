@@ -10,6 +10,7 @@ View ids are given out from blocks that were reserved by a commit, so that two n
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 import trio
@@ -115,14 +116,18 @@ class ClusterMetadata(Metadata):
         self._snapshot = snapshot
 
     def take_whole(self, snapshot: Snapshot, *, is_older: bool) -> list[Change]:
-        """All of it. `is_older`: the store went back in time; returns what was created here since, then."""
+        """All of it. `is_older`: the store went back in time; returns what was created here since, then. That is shown
+        here as if it had never been lost, since it is put back: nobody lets go of the records of a queue meanwhile."""
         before = self.snapshot
+        lost: list[Change] = []
+        if is_older:
+            lost = [change for change in difference(snapshot, before) if isinstance(change, _CREATIONS)]
+            # A user who is there has the password that is there.
+            lost = [one for one in lost if not (isinstance(one, PutUser) and one.user.name in snapshot.users)]
+            with suppress(Refused):
+                snapshot = apply(snapshot, lost, snapshot.version)
         self._publish(snapshot, difference(before, snapshot))
-        if not is_older:
-            return []
-        lost = [change for change in difference(snapshot, before) if isinstance(change, _CREATIONS)]
-        # A user who is there has the password that is there.
-        return [change for change in lost if not (isinstance(change, PutUser) and change.user.name in snapshot.users)]
+        return lost
 
     def take_delta(self, delta: Delta) -> None:
         """Raises Refused when it does not follow on what is here."""

@@ -58,6 +58,8 @@ _log = logging.getLogger(__name__)
 JOURNAL_PERIOD_S = 0.2
 STREAM_PERIOD_S = 1.0
 CONFIGURE_RETRY_S = 5.0
+ORPHANED_S = 24 * 3600.0
+ORPHANS_PERIOD_S = 60.0
 RELEASE_BYTES_MIN = 1 << 30
 TRANSIENT_NAME = "__transient"
 # What the delay engine parks and decides is nobody else's.
@@ -123,6 +125,8 @@ class Broker:
         self._to_dispatch: dict[Queue, None] = {}
         self._next_ephemeral = EPHEMERAL_VIEWS
         self._retired: set[UUID] = set()
+        # Streams that nobody names, and since when this leader knows of them.
+        self._orphans: dict[UUID, float] = {}
         self._holders: set[LogHolder] = set()
         # For each durable queue, the lowest offset of each log that its last state in the journal speaks of: a crash
         # brings that state back, so its records must be there.
@@ -279,18 +283,27 @@ class Broker:
                 queue.timed = queue.timed or any(batch.expiries.values)
 
     async def _drop_unneeded(self) -> None:
-        """Streams of exchanges that were not durable are deleted, unless a queue still wants something of them."""
-        snapshot = self.metadata.snapshot
-        known = {exchange.stream for exchange in snapshot.exchanges.values()}
-        known |= {queue.stream for queue in snapshot.queues.values()}
+        """Streams of exchanges that were not durable are deleted, unless a queue still wants something of them. In a
+        cluster nothing is deleted because nobody mentions it (E8): its metadata may have been set back, and what they
+        forgot is put back a moment later. Such streams are orphans for a day first."""
+        known = self._known_streams()
         needed = self._needed_streams()
         for stream in list(self.directory.streams.values()):
-            if stream.spec.kind in ("exchange", "queue") and stream.spec.id not in known | needed:
-                await self._delete_stream(stream)
-            elif stream.spec.kind in ("exchange", "queue") and stream.spec.id not in known:
-                self._retired.add(stream.spec.id)
+            if stream.spec.kind in ("exchange", "queue") and stream.spec.id not in known:
+                if self.directory.config.replica_count > 1:
+                    self._orphans[stream.spec.id] = self.env.clock.monotonic()
+                elif stream.spec.id in needed:
+                    self._retired.add(stream.spec.id)
+                else:
+                    await self._delete_stream(stream)
             if stream.spec.kind == "exchange":
                 self.exchange_names.setdefault(stream.spec.id, stream.spec.name.encode())
+
+    def _known_streams(self) -> set[UUID]:
+        """Those that an exchange or a queue of the metadata has."""
+        snapshot = self.metadata.snapshot
+        known = {exchange.stream for exchange in snapshot.exchanges.values()}
+        return known | {queue.stream for queue in snapshot.queues.values()}
 
     def _needed_streams(self) -> set[UUID]:
         """Streams that hold something which a queue has not settled, a stream keeps or a reader is at."""
@@ -898,6 +911,7 @@ class Broker:
                     nursery.start_soon(self._expiry.run)
                     nursery.start_soon(self.delayed.delays.run)
                     nursery.start_soon(self._keep_journal)
+                    nursery.start_soon(self._keep_orphans)
                     nursery.start_soon(self._keep_streams)
                     nursery.start_soon(self.releases.run)
                     nursery.start_soon(self._scanning.run)
@@ -929,6 +943,17 @@ class Broker:
             self._wake = trio.Event()
             await self.write_journal()
             await self._drop_retired()
+
+    async def _keep_orphans(self) -> None:
+        """Until each is somebody's again, or was nobody's for so long."""
+        while self._orphans:
+            await self.env.clock.sleep(ORPHANS_PERIOD_S)
+            known, now_s = self._known_streams(), self.env.clock.monotonic()
+            for stream_id, since_s in list(self._orphans.items()):
+                if stream_id in known or now_s - since_s >= ORPHANED_S:
+                    del self._orphans[stream_id]
+                    if stream_id not in known:
+                        self.retire(stream_id)
 
     async def _keep_streams(self) -> None:
         """Streams let go of what their retention gave up."""

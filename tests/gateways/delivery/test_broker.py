@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from headrace.controller.config import Definitions
 from headrace.controller.entities import Binding, DestinationKind
@@ -38,6 +39,8 @@ from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.release import Release
 
+from . import house as houses
+from .house import House
 from .logs import Clock, env_on
 
 T = TypeVar("T")
@@ -836,3 +839,31 @@ async def test_queues_come_back_with_exactly_what_they_had_not_settled(
     )
     monkeypatch.setattr(brokers, "VIEWS_CONFIG", views)
     await Walk(random, Machine(seed, turns=random.choice((0, 1, 5)))).run(starts=3, steps=60)
+
+
+async def test_records_of_a_queue_that_the_metadata_have_forgotten_stay_for_a_day(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulator of clusters: a store that went back to before a queue's creation lost what was confirmed to it, as
+    the shard's next leader deleted what nobody named (E8)."""
+    monkeypatch.setattr(brokers, "ORPHANED_S", 20.0)
+    monkeypatch.setattr(brokers, "ORPHANS_PERIOD_S", 1.0)
+    house = House()
+    async with house.broker() as running:
+        before = house.store._snapshot
+        queue = await running.declare("orders")
+        await running.publish("orders", b"1", b"2")
+    known, house.store._snapshot = house.store._snapshot, replace(before, version=house.store._snapshot.version)
+    monkeypatch.setattr(houses, "DirectoryConfig", lambda: DirectoryConfig(replica_count=2))
+    async with house.broker(clean=False) as running:
+        await trio.sleep(brokers.ORPHANED_S / 2)
+        assert queue.stream_id in running.broker.directory.streams
+    house.store._snapshot = known
+    async with house.broker(clean=False) as running:
+        assert running.bodies("orders") == [b"1", b"2"]
+        await trio.sleep(2 * brokers.ORPHANED_S)
+        assert queue.stream_id in running.broker.directory.streams, "it is somebody's again"
+    house.store._snapshot = replace(before, version=known.version)
+    async with house.broker(clean=False) as running:
+        await trio.sleep(2 * brokers.ORPHANED_S)
+        assert queue.stream_id not in running.broker.directory.streams
