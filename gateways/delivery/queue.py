@@ -345,7 +345,11 @@ class Queue:
                 if part.count:
                     if self.settings.length_bytes_max is not None:
                         self.byte_count += _byte_count(part)
-                    part.lane.put_back(part)
+                    if reason in (Reason.REJECTED, Reason.DELIVERY_LIMIT):
+                        # Somebody has seen it, and is told so when it comes again.
+                        part.lane.give_back(part, failed=False)
+                    else:
+                        part.lane.put_back(part)
             raise
 
     def _leave(self, stretch: Stretch) -> None:

@@ -443,6 +443,10 @@ def test_what_finds_no_room_elsewhere_stays_in_the_queue() -> None:
     with pytest.raises(DiskFull):
         house.queue.reject(stretch)
     assert (house.queue.unacked_count, house.queue.byte_count) == (0, 2)
+    # A consumer has seen them.
+    again = house.queue.lanes[0].take(2)
+    assert again is not None and again.deliveries == 1
+    house.queue.lanes[0].put_back(again)
     assert house.got() == [b"1", b"2"]
 
 
