@@ -176,16 +176,19 @@ async def read_messages(call: Call[PartitionPath, ReadQuery, None]) -> Reply:
 
 
 async def _waiting_page(call: Call[PartitionPath, ReadQuery, None], waiting: Waiting) -> MessagePage:
-    """What waits for another attempt, as it stands now. A filter has no summaries to go by here."""
+    """What waits for another attempt, as it stands now. A filter looks at each: there are no summaries to go by."""
     door, query, number = call.door, call.query, call.path.partition
-    if query.filter is not None:
-        raise Problem(Code.INVALID_PARAMETER, f"'{waiting.public_name}' is listed by due time, and has no filter")
+    wanted = filter_of(query.filter)
     due_us = None if query.timestamp is None else time_us_of(query.timestamp, code=Code.INVALID_PARAMETER)
     count = count_of(door, waiting, number)
     offset = query.offset or 0
     start = max(0, count + offset) if offset < 0 else min(offset, count)
     base64 = query.encoding == "base64"
-    messages = await messages_of(door, waiting, number, start, query.limit, due_us=due_us, base64=base64)
+    messages = await messages_of(door, waiting, number, start, query.limit, due_us=due_us, wanted=wanted, base64=base64)
+    following = messages[-1].offset + 1 if messages else start
+    if wanted is not None and len(messages) < query.limit:
+        # All the others were looked at.
+        following = max(following, count)
     if not messages and query.wait_ms:
         with trio.move_on_after(min(query.wait_ms / 1000, door.config.poll_s_max)):
             await call.abandoned()
@@ -193,7 +196,7 @@ async def _waiting_page(call: Call[PartitionPath, ReadQuery, None], waiting: Wai
         topic=waiting.public_name,
         partition=number,
         offset=messages[0].offset if messages else start,
-        next_offset=messages[-1].offset + 1 if messages else start,
+        next_offset=following,
         first_offset=0,
         end_offset=count_of(door, waiting, number),
         messages=messages,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headrace.controller.errors import NotFound
 from headrace.core_log.log import PartitionLog
 from headrace.delay.parked import Pending
+from headrace.filtering.expression import Expression
 from headrace.gateways.delivery.access import Operation as Right
 from headrace.gateways.delivery.consumer_groups_journal import GroupName
 from headrace.gateways.delivery.consumer_groups_retries import RETRY_END
@@ -80,16 +81,25 @@ def _target(waiting: Waiting, partition: int) -> bytes:
 
 
 async def messages_of(
-    door: "HttpDoor", waiting: Waiting, partition: int, start: int, limit: int, *, due_us: int | None, base64: bool
+    door: "HttpDoor",
+    waiting: Waiting,
+    partition: int,
+    start: int,
+    limit: int,
+    *,
+    due_us: int | None,
+    wanted: Expression | None,
+    base64: bool,
 ) -> list[Message]:
-    """Those from a number on, or the first that is due then."""
+    """Those from a number on, or the first that is due then, whose tags are wanted."""
     found: list[Message] = []
     cursor: str | None = None
     seen = 0
     while len(found) < limit:
         page = await door.broker.delayed.delays.list(after=cursor, limit=PAGE, target=_target(waiting, partition))
         for one in page.records:
-            if seen >= start and len(found) < limit and (due_us is None or one.due_us >= due_us):
+            is_asked_for = seen >= start and (due_us is None or one.due_us >= due_us)
+            if is_asked_for and len(found) < limit and (wanted is None or wanted.matches(one.tags)):
                 found.append(_shown(door, partition, seen, one, base64=base64))
             seen += 1
         cursor = page.cursor

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pika
 import pytest
 
 from .conftest import PATIENCE_S, HttpBroker
@@ -38,9 +39,10 @@ def read(http: httpx.Client, topic: str, **query: Any) -> dict[str, Any]:
     return found
 
 
-def rejected(channel: Any, name: str, *bodies: str) -> None:
+def rejected(channel: Any, name: str, *bodies: str, tags: str | None = None) -> None:
+    properties = pika.BasicProperties(headers=None if tags is None else {"x-tags": tags})
     for body in bodies:
-        channel.basic_publish("", name, body.encode())
+        channel.basic_publish("", name, body.encode(), properties)
         method = None
         while method is None:
             method, _properties, _body = channel.basic_get(name)
@@ -72,6 +74,24 @@ def test_queue_reads_what_waits_for_it_in_the_order_in_which_it_comes_back(
     assert [one["value"] for one in read(http, topic)["messages"]] == ["b", "c"]
 
 
+def test_what_waits_is_filtered_by_tags(channel: Any, http: httpx.Client, name: str) -> None:
+    arguments = {"x-retry-max": 3, "x-retry-backoff": "fixed", "x-retry-delay-ms": 3_600_000}
+    channel.queue_declare(name, durable=True, arguments=arguments)
+    for body, tags in (("a", "red"), ("b", "red,large"), ("c", "blue")):
+        rejected(channel, name, body, tags=tags)
+    topic = f"{name}.retry"
+    waiting(http, topic, 3)
+    page = read(http, topic, filter="red")
+    assert [(one["offset"], one["value"]) for one in page["messages"]] == [(0, "a"), (1, "b")]
+    assert page["next_offset"] == 3
+    assert [one["value"] for one in read(http, topic, filter="red && !large || blue")["messages"]] == ["a", "c"]
+    page = read(http, topic, filter="red", limit=1)
+    assert ([one["value"] for one in page["messages"]], page["next_offset"]) == (["a"], 1)
+    assert read(http, topic, filter="green")["messages"] == []
+    answer = http.get(f"{TOPICS}/{topic}/partitions/0/messages", params={"filter": "red &&"})
+    assert answer.status_code == 400
+
+
 def test_group_reads_what_waits_for_it(http: httpx.Client, name: str) -> None:
     topic, group = Topic(http, name, 2), Group(http, name)
     configure(group, retry_max=1, retry_delay_ms=3_600_000)
@@ -90,7 +110,6 @@ def test_what_cannot_be_read_is_refused(broker: HttpBroker, channel: Any, http: 
     channel.queue_declare(name, durable=True)
     url = f"{TOPICS}/{name}.retry/partitions"
     assert http.get(f"{url}/1/messages").status_code == 404
-    assert http.get(f"{url}/0/messages", params={"filter": "eu"}).status_code == 400
     assert http.get(f"{TOPICS}/{name}.nothing.retry").status_code == 404
     assert http.get(f"{TOPICS}/exchange:{name}.retry").status_code == 404
     with broker.client(("reader", "reading")) as reader:
