@@ -110,6 +110,11 @@ class StreamOffset:
     start: Start
     number: int = 0
 
+    @property
+    def is_exact(self) -> bool:
+        """It is the same place whenever it is asked for."""
+        return self.start in (Start.FIRST, Start.OFFSET, Start.TIME_MS)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:

@@ -424,7 +424,7 @@ class Operations:
         wants = _wanted(arguments, where)
         reads = queue.settings.stream or arguments.stream_offset is not None
         if reads:
-            if self.resuming:
+            if self.resuming and (arguments.stream_offset is None or not arguments.stream_offset.is_exact):
                 raise amqp_error(
                     ReplyCode.PRECONDITION_FAILED, f"the place of a reader of {where} is not known any more"
                 )

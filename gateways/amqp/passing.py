@@ -52,14 +52,18 @@ class Finder(Protocol):
     def found_contents(self, channel: int, payload: bytes, count: int) -> None:
         """So many whole contents of one method; the payload is the last one's."""
 
+    def found_content(self, channel: int, payload: bytes, header: bytes) -> None:
+        """One whole content of a channel that is watched, with the payload of its header frame."""
+
 
 class _Part:
     """A content that has not all come; `missing` is -1 until its size is known."""
 
-    __slots__ = ("missing", "payload")
+    __slots__ = ("header", "missing", "payload")
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
+        self.header = b""
         self.missing = -1
 
 
@@ -68,6 +72,8 @@ class Passing:
         self.lost = False
         # Channels with a content of which a part was handed on.
         self.begun: set[int] = set()
+        # Channels whose contents are told of one by one, with their headers.
+        self.watched: set[int] = set()
         self._finder = finder
         self._frame_max = frame_max
         self._parts: dict[int, _Part] = {}
@@ -78,6 +84,10 @@ class Passing:
     @property
     def held_bytes(self) -> int:
         return len(self._held)
+
+    @property
+    def holds_what_was_found(self) -> bool:
+        return self._seen > 0
 
     def forget(self, channel: int) -> None:
         """The channel is no more: what comes of its content is void, and waited for by nobody."""
@@ -146,6 +156,10 @@ class Passing:
         if not stride:
             self._parts[channel] = _Part(data[pos + 7 : behind - 1])
             return behind
+        if channel in self.watched:
+            size = int.from_bytes(data[behind + 3 : behind + 7], "big")
+            self._finder.found_content(channel, data[pos + 7 : behind - 1], data[behind + 7 : behind + 7 + size])
+            return pos + stride
         count = 1 + self._count_alike(data, pos, behind - pos, stride)
         last = pos + (count - 1) * stride
         self._finder.found_contents(channel, data[last + 7 : last + behind - pos - 1], count)
@@ -204,9 +218,12 @@ class Passing:
             return
         if kind == HEADER:
             part.missing = int.from_bytes(header[4:12], "big") if part.missing < 0 else 0
+            part.header = header
         else:
             part.missing -= size
         if part.missing <= 0:
             self.forget(channel)
-            if part.missing == 0:
+            if part.missing == 0 and channel in self.watched:
+                self._finder.found_content(channel, part.payload, part.header)
+            elif part.missing == 0:
                 self._finder.found_contents(channel, part.payload, 1)

@@ -274,6 +274,18 @@ def around_header(props: bytes, name: str, value_size: int) -> tuple[bytes, byte
     return marked[:end], marked[end:]
 
 
+def number_in(props: bytes, name: str) -> int | None:
+    """The header of this name, if it is a long integer, as `around_header` leaves room for; None: it is not."""
+    place = places_of(props).get(HEADERS)
+    if place is None:
+        return None
+    wanted = encode_name(name)[1:]
+    for found, _start, end in entries_of(props, place[0] + 4, place[1]):
+        if found == wanted and props[end - 9 : end - 8] == b"l":
+            return int.from_bytes(props[end - 8 : end], "big", signed=True)
+    return None
+
+
 def with_reply_to(props: bytes, reply_to: str) -> bytes:
     return _replaced(props, REPLY_TO, _short_string(reply_to))
 

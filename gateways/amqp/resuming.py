@@ -2,6 +2,7 @@
 
 The client is told nothing that it knows: no answer is sent, consumers have their tags, delivery tags count on. What
 cannot be had again is told: a consumer whose queue is gone, or whose place in a stream nobody knows, is cancelled.
+A reader that said where to begin goes on behind what it was given last.
 Neighbours: tracking.py says what there was, on the node that has the client.
 """
 

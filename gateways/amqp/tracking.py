@@ -15,8 +15,9 @@ Neighbours: relay.py carries the octets, resuming.py is how the new leader takes
 """
 
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from pamqp import commands
 
@@ -25,6 +26,7 @@ from headrace.gateways.amqp.fields import FieldTable, encode_table
 from headrace.gateways.amqp.frames import encode_method
 from headrace.gateways.amqp.methods import Method, decode_method, encode_payload, make
 from headrace.gateways.amqp.passing import Passing
+from headrace.gateways.amqp.properties import number_in
 from headrace.gateways.relay.opening import Resumed, ResumedChannel, ResumedConsumer
 
 _Bind: TypeAlias = commands.Queue.Bind | commands.Exchange.Bind
@@ -82,12 +84,26 @@ _ANSWERS = (
 )
 _DELIVER = commands.Basic.Deliver.index.to_bytes(4, "big")
 _GET_OK = commands.Basic.GetOk.index.to_bytes(4, "big")
+# Where a reader of a stream begins, and of each delivery to it which number it has.
+OFFSET = "x-stream-offset"
 
 
 @dataclass(slots=True)
 class _Consumer:
     consume: commands.Basic.Consume
     prefetch: int
+    # Of a reader of a stream: where it goes on.
+    next_offset: int | None = None
+
+    @property
+    def again(self) -> commands.Basic.Consume:
+        """How to consume as before."""
+        if self.next_offset is None:
+            return self.consume
+        arguments = {**cast(FieldTable, self.consume.arguments or {}), OFFSET: self.next_offset}
+        found: commands.Basic.Consume = copy(self.consume)
+        found.arguments = cast(Any, arguments)
+        return found
 
 
 @dataclass(slots=True)
@@ -140,6 +156,8 @@ class Tracker:
         self._bindings: dict[_Key, _Bind] = {}
         self._up = Passing(_Up(self), frame_max=frame_max)
         self._down = Passing(_Down(self), frame_max=frame_max)
+        # What readers of streams were given: channel, consumer, offset; and may not have been handed on.
+        self._given: list[tuple[int, str, int]] = []
 
     @property
     def is_closing(self) -> bool:
@@ -151,7 +169,18 @@ class Tracker:
 
     def from_leader(self, data: bytes) -> bytes:
         """What of it can go to the client."""
-        return self._down.receive(data)
+        found = self._down.receive(data)
+        if self._given and not self._down.holds_what_was_found:
+            self._note_given()
+        return found
+
+    def _note_given(self) -> None:
+        given, self._given = self._given, []
+        for number, tag, offset in given:
+            channel = self._channels.get(number)
+            consumer = None if channel is None else channel.consumers.get(tag)
+            if consumer is not None:
+                consumer.next_offset = offset + 1
 
     # -- after a loss ---------------------------------------------------------------------------------------------
 
@@ -170,7 +199,10 @@ class Tracker:
             told.append(encode_method(0, make(commands.Connection.Unblocked)))
             self._blocked = False
         # What the lost one had begun to say is void.
+        watched = self._down.watched
         self._down = Passing(_Down(self), frame_max=self._frame_max)
+        self._down.watched = watched
+        self._given = []
         again = [encode_method(0, method) for method in self._asked]
         for channel in self._channels.values():
             ends = channel.asks(commands.Channel.Close) and not channel.asks(commands.Channel.Open)
@@ -217,7 +249,7 @@ class Tracker:
                 one.channel_prefetch,
                 one.flowing,
                 one.last_queue,
-                [ResumedConsumer(encode_payload(held.consume), held.prefetch) for held in one.consumers.values()],
+                [ResumedConsumer(encode_payload(held.again), held.prefetch) for held in one.consumers.values()],
             )
             for one in self._channels.values()
             if not one.asks(commands.Channel.Open, commands.Channel.Close)
@@ -317,6 +349,10 @@ class Tracker:
         if channel is not None:
             channel.next_tag = tag + 1
 
+    def given(self, number: int, tag: str, offset: int) -> None:
+        """To a reader of a stream."""
+        self._given.append((number, tag, offset))
+
     def got(self, number: int) -> None:
         """basic.get-ok: the answer that is a content."""
         channel = self._channels.get(number)
@@ -349,6 +385,9 @@ class Tracker:
                 tag = str(getattr(answer, "consumer_tag", method.consumer_tag))
                 method.consumer_tag, method.nowait = tag, True
                 channel.consumers[tag] = _Consumer(method, channel.consumer_prefetch)
+                self._given = [one for one in self._given if one[:2] != (channel.number, tag)]
+                if OFFSET in (method.arguments or {}):
+                    self._down.watched.add(channel.number)
             case commands.Basic.Cancel():
                 consumer = channel.consumers.pop(str(method.consumer_tag), None)
                 if consumer is not None:
@@ -408,6 +447,7 @@ class Tracker:
         """The channel is no more; its exclusive queues are the connection's."""
         channel = self._channels.pop(number, None)
         self._up.forget(number)
+        self._down.watched.discard(number)
         if channel is not None:
             for consumer in channel.consumers.values():
                 self._unconsumed(consumer.consume.queue)
@@ -438,6 +478,9 @@ class _Up:
     def found_contents(self, channel: int, payload: bytes, count: int) -> None:
         self._tracker.published(channel, count)
 
+    def found_content(self, channel: int, payload: bytes, header: bytes) -> None:
+        self._tracker.published(channel, 1)
+
 
 class _Down:
     """What the leader sends."""
@@ -463,6 +506,14 @@ class _Down:
         else:
             return
         self._tracker.delivered(channel, int.from_bytes(payload[at : at + 8], "big"))
+
+    def found_content(self, channel: int, payload: bytes, header: bytes) -> None:
+        self.found_contents(channel, payload, 1)
+        if payload.startswith(_DELIVER):
+            offset = number_in(header[12:], OFFSET)
+            if offset is not None:
+                tag = payload[5 : 5 + payload[4]].decode("utf-8", "surrogateescape")
+                self._tracker.given(channel, tag, offset)
 
 
 def _decoded(payload: bytes) -> Method | None:

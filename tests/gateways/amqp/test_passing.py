@@ -20,6 +20,7 @@ class Found:
         # How many contents, and the last one's method, on each channel.
         self.contents: dict[int, tuple[int, bytes]] = {}
         self.settled: dict[int, bytes] = {}
+        self.headers: list[tuple[int, bytes]] = []
 
     def found_method(self, channel: int, payload: bytes) -> None:
         self.methods.append((channel, payload))
@@ -29,6 +30,10 @@ class Found:
 
     def found_contents(self, channel: int, payload: bytes, count: int) -> None:
         self.contents[channel] = (self.contents.get(channel, (0, b""))[0] + count, payload)
+
+    def found_content(self, channel: int, payload: bytes, header: bytes) -> None:
+        self.found_contents(channel, payload, 1)
+        self.headers.append((channel, header))
 
     def all(self) -> object:
         return self.methods, self.contents, self.settled
@@ -98,6 +103,21 @@ def test_the_last_tag_and_the_number_of_a_run_are_told(count: int, size: int, fi
     told, payload = found.contents[1]
     assert told == count
     assert int.from_bytes(payload[13:21], "big") == first + count - 1
+
+
+@given(st.lists(st.integers(0, 2000), max_size=5))
+def test_of_a_channel_that_is_watched_each_content_is_told_with_its_header(cuts: list[int]) -> None:
+    payload = encode_payload(make(commands.Basic.Publish, routing_key="q"))
+    data = _with_content(1, payload, PROPERTIES, b"body", FRAME_MAX) * 20
+    found = Found()
+    passing = Passing(found, frame_max=FRAME_MAX)
+    passing.watched.add(1)
+    handed_on = b""
+    for start, end in pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
+        handed_on += passing.receive(data[start:end])
+    assert handed_on == data and not passing.holds_what_was_found
+    assert found.contents == {1: (20, payload)}
+    assert [header[12:] for _channel, header in found.headers] == [PROPERTIES] * 20
 
 
 def test_a_content_that_is_not_complete_is_held_back_with_its_method() -> None:

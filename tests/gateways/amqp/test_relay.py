@@ -239,6 +239,46 @@ async def test_exclusive_queues_bindings_and_prefetch_are_there_again() -> None:
         await told(built, story, lambda: fail_over(built))
 
 
+async def test_a_reader_of_a_stream_goes_on_behind_what_it_was_given() -> None:
+    async with town() as built:
+
+        def story(steps: Stepwise) -> None:
+            with built.connect() as connection:
+                channel = connection.channel()
+                channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+                channel.basic_qos(prefetch_count=7)
+                cancelled: list[str] = []
+                channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
+                got: dict[str, list[bytes]] = {"first": [], "third": [], "next": [], "lost": []}
+
+                def take(channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+                    got[method.consumer_tag].append(body)
+                    channel.basic_ack(method.delivery_tag)
+
+                channel.basic_consume("s", take, consumer_tag="next", arguments={"x-stream-offset": "next"})
+                for number in range(20):
+                    channel.basic_publish("", "s", b"%d" % number)
+                for tag, start in (("first", "first"), ("third", 3)):
+                    channel.basic_consume("s", take, consumer_tag=tag, arguments={"x-stream-offset": start})
+                # Some of them: the rest is on its way, or was not sent yet.
+                while not all(got[tag] for tag in ("first", "third", "next")):
+                    connection.process_data_events(0.1)
+                # It is given nothing before the failover, so nobody knows where it was to begin.
+                channel.basic_consume("s", take, consumer_tag="lost", arguments={"x-stream-offset": "next"})
+                steps.pause()
+                while not cancelled:
+                    connection.process_data_events(0.1)
+                for number in range(20, 30):
+                    channel.basic_publish("", "s", b"%d" % number)
+                while not all(b"29" in got[tag] for tag in ("first", "third", "next")):
+                    connection.process_data_events(0.1)
+                every = [b"%d" % number for number in range(30)]
+                assert (got["first"], got["third"], got["next"]) == (every, every[3:], every)
+                assert (cancelled, got["lost"]) == (["lost"], [])
+
+        await told(built, story, lambda: fail_over(built))
+
+
 async def test_a_consumer_whose_queue_is_gone_is_cancelled() -> None:
     async with town() as built:
 
