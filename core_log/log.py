@@ -315,7 +315,10 @@ class PartitionLog:
             self.finish_sync(job)
         if self._segments and self._segments[-1].index is not None:
             self._segments[-1].save_index()
-        if self._producers is not None:
+        # Of a log that no producer wrote to, there is nothing to keep.
+        if self._producers is not None and (
+            len(self._producers) or self.shared.storage.exists(f"{self.folder}/{PRODUCERS}")
+        ):
             self._save_producers()
         if self.is_replicated:
             # The tail that is not known to be committed is looked at again by the next start: it is short.
@@ -817,6 +820,8 @@ class PartitionLog:
 
     def _active(self) -> Segment:
         if not self._segments:
+            # There is nothing to read for it now; when this segment is full, it would be all of it.
+            self._load_producers()
             self._segments.append(self._new_segment())
         segment = self._segments[-1]
         if segment.index is None or segment.capacity < 0:

@@ -1,6 +1,6 @@
 """A partition: what is read back, what a start finds, what is refused, what producers and deletes leave behind."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -885,3 +885,19 @@ def test_batch_of_records_that_share_nothing_ends_before_its_tags_are_too_many_f
         log.append_columns(
             blank, blank, blank, timestamps=zeros, expiries=zeros, attributes=zeros, origins=zeros, tags=many
         )
+
+
+def test_first_segment_that_is_full_is_not_read_again_for_producers() -> None:
+    disk = Disk()
+    disk.write(b"a" * 100)
+    reads: list[str] = []
+
+    def headers_from(self: PartitionLog, offset: int) -> Iterator[BatchHeader]:
+        reads.append(f"from {offset}")
+        return iter(())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartitionLog, "_headers_from", headers_from)
+        while len(disk.log.segments) < 3:
+            disk.write(b"b" * 100)
+    assert reads == []
