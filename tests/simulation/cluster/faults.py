@@ -39,7 +39,7 @@ class Faults:
         likely = self.random.choice((0.15, 0.3, 0.5))
         found = [name for name in known if self.random.random() < likely]
         # Something that makes leaders change.
-        return found if {"kill", "power", "pause", "isolate"} & set(found) else [*found, "kill"]
+        return found if {"kill", "power", "pause", "isolate", "straggler"} & set(found) else [*found, "kill"]
 
     def begin(self) -> None:
         self.world.note(f"faults: {' '.join(self.kinds)}")
@@ -247,6 +247,24 @@ class Faults:
         half = set(numbers[: len(numbers) // 2])
         rest = set(numbers) - half
         self._cut({(a, b) for a in half for b in rest} | {(b, a) for a in half for b in rest})
+        return True
+
+    def _may_straggler(self) -> bool:
+        """A follower that its leader does not reach for a while, which the store may not hear of, and then maybe no
+        leader: in-sync sets shrink and grow under way."""
+        leaders = [machine for machine in self.machines if machine.life is not None and _leads(machine.life)]
+        others = [machine.number for machine in self.machines if machine not in leaders[:1]]
+        if not leaders or not others:
+            return False
+        leader, follower = leaders[0], self.random.choice(others)
+        life = leader.life
+        assert life is not None
+        self._cut({(leader.number, follower), (follower, leader.number)})
+        if self.random.random() < 0.5:
+            self.database.is_away = True
+            self._for_a_while(lambda: setattr(self.database, "is_away", False), 1.0, 4.0)
+        if self.random.random() < 0.4:
+            self._for_a_while(lambda: life.die("while its followers change"), 0.3, 1.5, 3.0)
         return True
 
     def _cut(self, directions: set[tuple[int, int]]) -> None:
