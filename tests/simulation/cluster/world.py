@@ -13,6 +13,8 @@ from heapq import heappop, heappush
 from random import Random
 
 TAIL = 400
+# Some twenty times what a run has; more is a loop that does not end.
+EVENTS_MAX = 200_000
 # The wall clock of the world when it begins.
 EPOCH_US = 1_700_000_000_000_000
 
@@ -32,6 +34,7 @@ class World:
         self.running: object = None
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
+        self._event_count = 0
         self._hash = blake2b(digest_size=16)
         self._violation: Violation | None = None
 
@@ -53,6 +56,9 @@ class World:
         heap = self._heap
         while heap and heap[0][0] <= end:
             self.now, _, what = heappop(heap)
+            self._event_count += 1
+            if self._event_count == EVENTS_MAX:
+                self.violated(f"the nodes keep each other busy: {EVENTS_MAX} events in {self.now:.0f} seconds")
             what()
             self.raise_violation()
             if is_done is not None and is_done():
