@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 from random import Random
 
 TAIL = 400
-# Some twenty times what a run has; more is a loop that does not end.
-EVENTS_MAX = 200_000
+# Some thirty times what a run has; more is a loop that does not end.
+EVENTS_MAX = 60_000
 # The wall clock of the world when it begins.
 EPOCH_US = 1_700_000_000_000_000
 
