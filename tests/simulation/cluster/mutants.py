@@ -204,7 +204,7 @@ MUTANTS = (
         500,
         (
             (brain_module, "without_disk", _keeps_lost_disks),
-            (Brain, "_without_lost_disks", _nothing),
+            (Brain, "_without_lost_copies", _nothing),
             (elections, "_is_there", _is_there_on_any_disk),
             (elections, "_is_sound", _is_always_sound),
             (shard_module, "Replica", CountsAnyLife),
