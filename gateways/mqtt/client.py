@@ -459,10 +459,12 @@ class Client:
         self.keep_alive_s, told_keep_alive_s = keep_alive_of(connect, config)
         expiry_s, told_expiry_s = expiry_of(connect, config)
         await place.hub.make_way(client_id, self.user, clean_start=connect.clean_start)
-        known = place.hub.sessions.get(client_id)
-        if known is not None:
-            await drop_unreadable(self, known, place)
         self._check_owner(place)
+        known = place.hub.sessions.get(client_id)
+        if known is not None and known.user == self.user:
+            await drop_unreadable(self, known, place)
+            # Somebody else may have come meanwhile.
+            self._check_owner(place)
         session, present = place.hub.connect(
             client_id, self, self, user=self.user, clean_start=connect.clean_start, expiry_s=expiry_s
         )

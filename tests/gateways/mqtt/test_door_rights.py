@@ -149,6 +149,17 @@ def refused(one: Wire, client_id: str, **settings: object) -> bool:
     return True
 
 
+@pytest.mark.parametrize("client_id", ["+", "#", "*", ".*", "a|x", "x/y", "^", "a$", "\\w+"])
+def test_identifier_in_a_topic_permission_stands_for_itself_alone(
+    broker: MqttBroker, client: Open, name: str, client_id: str
+) -> None:
+    broker.reload(config(topics=f"^{name}[.]{{client_id}}([.]|$)"))
+    honest, hostile = client(f"{name}-d", **ANN), client(client_id, **ANN)
+    assert honest.subscribe(f"{name}/{name}-d/#", qos=1).reasons == (ReasonCode.GRANTED_QOS_1,)
+    others = (f"{name}/{name}-d/#", f"{name}/x/y", f"{name}/+/y", f"{name}/#", "#", "x")
+    assert set(hostile.subscribe(*others).reasons) == {ReasonCode.NOT_AUTHORIZED}
+
+
 @both_versions
 @pytest.mark.parametrize("clean_start", [True, False])
 def test_session_of_another_user_is_neither_resumed_nor_ended_nor_taken_over(
