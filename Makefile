@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The shell ends at the first command that fails: so write `a; b`, and not `a && b`, of which it forgives the first.
 part = @start=$$(date +%s); echo "== $(1)"; $(2); echo "== $(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: serve test lint unit runtimes interop bench bench-delay bench-spark spark-cluster sim sim-delay kill-delay walks mutants crash fuzz chaos security clean
+.PHONY: serve test lint unit runtimes interop bench bench-delay bench-spark spark-cluster sim sim-delay kill-delay walks mutants crash fuzz chaos flood security clean
 
 serve: $(VENV)/base
 	@exec $(BIN)/headrace serve $(ARGS)
@@ -79,6 +79,10 @@ bench-spark: $(VENV)/dev runtimes
 # What takes more JVMs than the suite should start: a standalone master with two workers, and a driver under kill -9.
 spark-cluster: $(VENV)/dev runtimes
 	$(call part,spark-cluster,$(BIN)/python -m pytest -q tests/spark/proof_cluster.py tests/spark/proof_kill.py $(ARGS))
+
+# A million distinct topics over MQTT: as messages, as retained messages and as subscriptions.
+flood: $(VENV)/dev
+	$(call part,flood,$(BIN)/python -m pytest -q -s tests/gateways/mqtt/proof_flood.py $(ARGS))
 
 mutants: $(VENV)/dev
 	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
