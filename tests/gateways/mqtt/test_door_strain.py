@@ -186,13 +186,23 @@ def test_deepest_topics_and_filters_are_matched(client: Open, name: str) -> None
     assert reader.payloads(1) == [b"again"]
 
 
-def test_longest_client_identifiers_are_refused_one_by_one(wire: Open, client: Open) -> None:
+def test_longest_client_identifiers_are_refused_one_by_one(broker: MqttBroker, client: Open, name: str) -> None:
     other = client()
-    for number in range(50):
-        one = wire()
-        assert one.connect(f"{number}".ljust(65_535, "x")).reason is ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
-        one.expect_end()
-    other.ping()
+    other.subscribe(name)
+
+    def refuse(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            with broker.wire() as one:
+                answer = one.connect(f"{number}".ljust(65_535, "x"), clean_start=False, session_expiry_interval=300)
+                assert answer.reason is ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+                one.expect_end()
+
+    refuse(0, 20)
+    # They are 20 MB in all.
+    with growth_below(broker, 10 * MIB):
+        refuse(20, 300)
+    client().publish(name, b"x", 1)
+    assert other.payloads(1) == [b"x"]
 
 
 def test_connect_larger_than_a_stranger_may_send_is_refused_by_its_head(wire: Open) -> None:
