@@ -401,8 +401,8 @@ def main(arguments: list[str]) -> Any:
         print(f"{name:40}" + "  ".join(f"{key} {value:,.3f}" for key, value in answer.items()), flush=True)
 
     for one in claims_of(measure(count, tell), count):
-        promise = f"{one.better.value} {one.target} {one.detail}"
-        print(f"{one.verdict.value:8}{one.name:52}{one.figure:12,.2f} {one.unit:3}{promise}")
+        promise = one.detail if one.target is None else f"{one.better.value} {one.target} {one.detail}"
+        print(f"{one.verdict.value:10}{one.name:72}{one.figure:12,.2f} {one.unit:3}{promise}")
 
 
 if __name__ == "__main__":
