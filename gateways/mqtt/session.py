@@ -358,6 +358,10 @@ class Session:
         if link is None:
             return
         if self._to_resend:
+            if self._hold_count:
+                # Somebody else may lead by now and have gone on with it: a commit shows that nobody does. What was done
+                # with there, and came again, would be taken for new.
+                return
             self._resend(link)
         if self.extras:
             self._pump_extras(link)
@@ -407,7 +411,7 @@ class Session:
         return 0
 
     def hold(self) -> None:
-        """No record gets a number before the state, as it is now, is safe."""
+        """No record gets a number, and nothing is sent again, before the state, as it is now, is safe."""
         self._hold_count += 1
         self.write(self._let_go_on)
 

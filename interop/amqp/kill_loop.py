@@ -25,6 +25,7 @@ from typing import Protocol
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
 from pika.exceptions import AMQPError
 from pika.frame import Method
@@ -239,7 +240,9 @@ class Consumer(threading.Thread):
         try:
             while self._story.consuming:
                 life = self._story.life
-                with suppress(AMQPError, OSError):
+                # A node that is cut off keeps a client waiting for a leader; pika's own patience ends with an error
+                # that is none of its AMQPErrors.
+                with suppress(AMQPError, AMQPConnectorException, OSError):
                     self._connect(life)
                 time.sleep(0.02)
         except Exception as problem:

@@ -162,3 +162,20 @@ def test_a_client_that_came_back_is_sent_pubrel_once_by_its_new_connection() -> 
     session.pump()
     written[0]()
     assert (wire.sent, again.sent) == ([], [pubrel(1)])
+
+
+def test_nothing_is_sent_again_before_it_is_known_that_nobody_else_has_gone_on_with_the_session() -> None:
+    story = Story(lasting=True)
+    session = story.session
+    session.committed = lambda: 100
+    story.offer(3)
+    assert [one.packet_id for one in story.link.take()] == [1, 2, 3]
+    session.detach(3)
+    again = Link(1000)
+    session.attach(again, 3)
+    session.hold()
+    session.pump()
+    assert not again.take()
+    (safe,) = story.unwritten
+    safe()
+    assert [(one.packet_id, one.dup) for one in again.take()] == [(1, True), (2, True), (3, True)]
