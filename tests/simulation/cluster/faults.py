@@ -5,7 +5,7 @@ What the protocol promises is respected: at most min ISR - 1 disks are lost for 
 moment, and together. Neighbours: node.py, net.py, disk.py and database.py can do it; town.py says when it ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tests.simulation.cluster.database import Database
@@ -20,8 +20,17 @@ WALL_STEP_US = 300_000_000
 
 class Faults:
     def __init__(
-        self, world: World, machines: list[Machine], net: Net, database: Database, *, min_isr: int, seconds: float
+        self,
+        world: World,
+        machines: list[Machine],
+        net: Net,
+        database: Database,
+        *,
+        min_isr: int,
+        seconds: float,
+        kinds: Sequence[str] = (),
     ) -> None:
+        """`kinds`: these and no others, for who looks for something certain."""
         self.world = world
         self.machines = machines
         self.net = net
@@ -29,7 +38,7 @@ class Faults:
         self.random = world.dice("faults")
         self.is_over = False
         self.disks_to_lose = min_isr - 1
-        self.kinds = self._drawn()
+        self.kinds = list(kinds) or self._drawn()
         self._mean_s = self.random.choice((0.3, 0.6, 1.2))
         self._quiet_until = 0.0
         self._end = world.now + seconds

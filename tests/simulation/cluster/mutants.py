@@ -48,6 +48,8 @@ class Mutant:
     budget: int
     patches: tuple[Patch, ...] = ()
     planted: Planted | None = None
+    # The faults that matter to it; empty: drawn by the seed, as always.
+    kinds: tuple[str, ...] = ()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -58,7 +60,7 @@ class Mutant:
 
     def run(self, seed: int, *, keep_trace: bool = False) -> Result:
         with self.in_place():
-            town = Town(seed, keep_trace=keep_trace)
+            town = Town(seed, keep_trace=keep_trace, kinds=self.kinds)
             if self.planted is not None:
                 for machine in town.machines:
                     machine.disk = MemoryStorage(planted=self.planted)
@@ -192,13 +194,26 @@ async def _journal_later(self: Broker, only: Any = None) -> int:
     return 0 if only is None and self.env.random.random() < 0.3 else await _write_journal(self, only)
 
 
+_IN_SYNC = ("straggler", "slownet", "kill", "nodatabase")
+_REGRESSION = ("regress", "straggler", "isolate", "kill")
+
 MUTANTS = (
     Mutant("MUT1 acknowledged before the sync", 500, ((Committer, "_sync", _sync_with_the_next),)),
     Mutant("MUT1 what is written counts", 500, ((shard_module, "Replica", CountsWhatIsWritten),)),
     Mutant("MUT2 cut to the watermark at a start", 500, ((ShardReplica, "open", _open_and_cut),)),
     Mutant("MUT3 a known leader's log is not compared", 3000, ((shard_module, "Replica", TrustsAKnownLeader),)),
-    Mutant("MUT4 who is about to join does not count", 5000, ((shard_module, "Replica", IgnoresWhoIsAboutToJoin),)),
-    Mutant("MUT5 a shrink counts before its commit", 1000, ((shard_module, "Replica", ShrinksBeforeTheCommit),)),
+    Mutant(
+        "MUT4 who is about to join does not count",
+        5000,
+        ((shard_module, "Replica", IgnoresWhoIsAboutToJoin),),
+        kinds=_IN_SYNC,
+    ),
+    Mutant(
+        "MUT5 a shrink counts before its commit",
+        1000,
+        ((shard_module, "Replica", ShrinksBeforeTheCommit),),
+        kinds=_IN_SYNC,
+    ),
     Mutant(
         "MUT6 a wiped disk keeps its place",
         500,
@@ -214,9 +229,20 @@ MUTANTS = (
         "MUT8 a database that went back is believed",
         2000,
         ((brain_module, "judge", _proven_by_anything), (Brain, "_take_evidence", _nothing)),
+        kinds=_REGRESSION,
     ),
-    Mutant("MUT9 rows are ordered before the sweep", 5000, ((Brain, "__init__", _proven_from_the_start),)),
-    Mutant("MUT10 in-sync sets change before the sweep", 10000, ((Brain, "alter", _alter_before_the_sweep),)),
+    Mutant(
+        "MUT9 rows are ordered before the sweep",
+        5000,
+        ((Brain, "__init__", _proven_from_the_start),),
+        kinds=_REGRESSION,
+    ),
+    Mutant(
+        "MUT10 in-sync sets change before the sweep",
+        10000,
+        ((Brain, "alter", _alter_before_the_sweep),),
+        kinds=_REGRESSION,
+    ),
     Mutant("MUT11c orders for a former life are obeyed", 500, ((shard_module, "Replica", ObeysForItsFormerLife),)),
     Mutant("MUT12 a failed sync is tried again", 500, ((Committer, "_sync", _retry_sync),), planted="no-poison"),
     Mutant("MUT14 folders are not synced", 1000, planted="no-dir-sync"),

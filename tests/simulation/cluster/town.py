@@ -52,7 +52,8 @@ def _base() -> Config:
 
 
 class Town:
-    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+    def __init__(self, seed: int, *, keep_trace: bool = False, kinds: Sequence[str] = ()) -> None:
+        self.kinds = kinds
         self.world = world = World(seed, keep_trace=keep_trace)
         random = world.dice("shape")
         self.node_count = random.choice((1, 3, 3, 3, 3, 3, 3, 3, 3, 5))
@@ -146,7 +147,15 @@ class Town:
             raise Violation("the cluster was not founded")
         self.database.remember()
         self.clients.begin()
-        faults = Faults(world, self.machines, self.net, self.database, min_isr=self.min_isr, seconds=self.fault_s)
+        faults = Faults(
+            world,
+            self.machines,
+            self.net,
+            self.database,
+            min_isr=self.min_isr,
+            seconds=self.fault_s,
+            kinds=self.kinds,
+        )
         faults.begin()
         world.run_until(world.now + self.fault_s)
         if not world.counts["leader changes"]:
