@@ -45,8 +45,8 @@ class History:
         self.values: dict[Place, bytes] = {}
         # By queue and body: the latest epoch in which it was delivered.
         self.deliveries: dict[tuple[str, bytes], int] = {}
-        # Settled, and the broker has said that this is safe. By queue and body.
-        self.settled: set[tuple[str, bytes]] = set()
+        # Settled, and the broker has said that this is safe: in which epoch. By queue and body.
+        self.settled: dict[tuple[str, bytes], int] = {}
         # Acked, and the answer to that never came.
         self.maybe_settled: set[tuple[str, bytes]] = set()
         self.rejected: set[tuple[str, bytes]] = set()
@@ -84,9 +84,9 @@ class History:
             self.world.violated(f"D5: {body[:20]!r} was delivered, and nobody has published it")
         if body in self.refused:
             self.world.violated(f"D3: {body[:20]!r} was refused, and is delivered")
-        if key in self.settled:
-            self.world.violated(f"Q3: {body[:20]!r} was settled for good in {queue}, and is delivered again")
         # One that leads no longer, and does not know it, cannot know of what its follower delivered.
+        if self.settled.get(key, epoch + 1) <= epoch:
+            self.world.violated(f"Q3: {body[:20]!r} was settled for good in {queue}, and is delivered again")
         if self.deliveries.get(key, epoch + 1) <= epoch and not redelivered:
             self.world.violated(f"Q4: {body[:20]!r} was delivered from {queue} before, and is not marked so")
         self.deliveries[key] = max(epoch, self.deliveries.get(key, 0))

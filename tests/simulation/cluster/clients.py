@@ -469,7 +469,7 @@ class _Session:
         try:
             await broker.write_journal()
             if not self.life.is_dead:
-                self.history.settled.update(keys)
+                self.history.settled.update(dict.fromkeys(keys, self.epoch))
         finally:
             self.is_settling = False
 
