@@ -29,7 +29,7 @@ def status(broker: Broker) -> None:
         f"cluster {answer['cluster']}, asked node {answer['node']}; controller: node {answer['controller'] or '-'}; "
         f"metadata {answer['metadata_version']}, store {answer['metadata_store']}"
     )
-    if answer["metadata_risk"]:
+    if answer.get("metadata_risk"):
         click.echo(f"metadata RPO > 0: {answer['metadata_risk']}")
     table(
         answer["nodes"],
@@ -54,7 +54,7 @@ def status(broker: Broker) -> None:
             "in sync": lambda row: _numbers(row["in_sync"]),
             "least": "min_in_sync",
             "moves to": lambda row: _numbers(row["target"]),
-            "catching up": lambda row: ", ".join(map(_progress, row["catching_up"])),
+            "catching up": lambda row: ", ".join(map(_progress, row.get("catching_up", ()))),
             "vhosts": lambda row: ", ".join(row["vhosts"]),
         },
     )
