@@ -57,6 +57,12 @@ class Entry:
     lost: bool = False
     # An answer said that nothing is pending under its id.
     gone: bool = False
+    # Of the due times, those it had or was given by an answer, and those of reschedules without an answer.
+    moved: set[int] = field(default_factory=set)
+    moving: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.moved |= self.dues
 
 
 @dataclass(slots=True)
@@ -286,12 +292,17 @@ class World:
         if entry is None:
             return
         due_us = self._due_us()
-        before, acknowledged = set(entry.dues), entry.acknowledged
+        acknowledged = entry.acknowledged
+        entry.moving.append(due_us)
         entry.dues.add(due_us)
         outcome = await delays.reschedule(entry.id, due_us)
         self._check_outcome("reschedule", entry, outcome, acknowledged)
-        if outcome != Outcome.DONE:
-            entry.dues -= {due_us} - before
+        entry.moving.remove(due_us)
+        if outcome == Outcome.DONE:
+            entry.moved.add(due_us)
+        elif due_us not in entry.moving and due_us not in entry.moved:
+            # Nobody else moves, or has moved it to the very same time.
+            entry.dues.discard(due_us)
 
     def _check_outcome(self, what: str, entry: Entry, outcome: Outcome, acknowledged: bool) -> None:
         self.done.append(f"{what} {entry.value!r} {outcome.name}")
@@ -377,7 +388,7 @@ class World:
             assert not entry.gone, f"{value!r} is pending although it was said to be unknown"
             assert pending.due_us in entry.dues, f"{value!r} is due {pending.due_us}, not {entry.dues}"
             assert not entry.id or pending.id == entry.id
-            entry.dues = {pending.due_us}
+            entry.dues, entry.moved, entry.moving = {pending.due_us}, {pending.due_us}, []
             entry.acknowledged, entry.cancelling, entry.id = True, 0, pending.id
         elif not arrived:
             assert not entry.acknowledged or entry.cancelling or entry.lost, f"{value!r} is lost"
