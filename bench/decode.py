@@ -15,7 +15,8 @@ from bench.scratch import commit, interleaved, new_logs, open_directory, scratch
 from headrace.core_log.config import LogConfig
 from headrace.core_log.log import PartitionLog
 from headrace.spark.access import open_access
-from headrace.spark.decode import KAFKA_COLUMNS, read
+from headrace.spark.decode import read
+from headrace.spark.fields import KAFKA_COLUMNS
 from headrace.spark.plan import Task, plan
 
 RECORDS = 160_000

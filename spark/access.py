@@ -73,6 +73,9 @@ class SegmentBytes(Protocol):
     def check(self) -> None:
         """Raise DataLoss if these bytes are another segment's by now: asked before anything is called corrupt."""
 
+    def mend(self) -> bool:
+        """Whether there are other bytes from now on, which may be the right ones: asked of what would be corrupt."""
+
     def close(self) -> None: ...
 
 

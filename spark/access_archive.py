@@ -228,6 +228,10 @@ class ArchivedFile:
     def check(self) -> None:
         """Nobody writes over it."""
 
+    def mend(self) -> bool:
+        """There are no others."""
+        return False
+
     def close(self) -> None:
         self._file.close()
 

@@ -259,6 +259,10 @@ class HttpFile:
         if self._salt() != self.salt:
             raise self._gone()
 
+    def mend(self) -> bool:
+        """The broker has put back what there was."""
+        return False
+
     def close(self) -> None:
         """The connection stays for the next segment."""
 

@@ -22,12 +22,12 @@ from headrace.core_log.errors import CorruptLog, StorageError
 from headrace.core_log.format import FLAG_GAP, SEGMENT_HEAD_SIZE, SegmentHead, decode_columns, maybe_segment_head
 from headrace.core_log.index import NEVER, SparseIndex
 from headrace.core_log.inspection import Partition, StreamFound, partition_of, streams
+from headrace.core_log.mended import MendedFile, MendedStorage
 from headrace.core_log.segment import Segment, stem_of
 from headrace.core_log.spec import REMOVED, SPEC, STREAMS, StreamSpec, folder_of
 from headrace.core_log.storage.contract import File
 from headrace.core_log.storage.readonly import ReadOnlyStorage
 from headrace.spark.access import DataLoss, PartitionEnds, Slice, TopicInfo, TopicNotFound, covering
-from headrace.spark.decode import stored_batches
 
 DEFAULT_VHOST = "/"
 # What a bare name may mean, in the broker's order.
@@ -77,7 +77,7 @@ class LocalAccess:
     def offset_at(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         found = self._partition(self._spec(topic), partition)
         ends = _ends(found)
-        for one in self._slices(found, ends.start, ends.high_watermark):
+        for one in self._sure_slices(found, ends.start, ends.high_watermark):
             if one.max_timestamp_us is not None and one.max_timestamp_us >= timestamp_us:
                 offset = first_since(one, timestamp_us, ends.start)
                 if offset is not None:
@@ -92,7 +92,7 @@ class LocalAccess:
             raise DataLoss(f"{what}: its records begin at {ends.start}")
         if end > ends.high_watermark:
             raise ValueError(f"offset {end} lies above the watermark {ends.high_watermark}")
-        return covering(list(self._slices(found, start, end)), topic, partition, start, end)
+        return covering(self._sure_slices(found, start, end), topic, partition, start, end)
 
     def sealed(self, topic: str, partition: int) -> list[Slice]:
         """Segments that grow no more and lie below the watermark as a whole."""
@@ -122,6 +122,16 @@ class LocalAccess:
             return partition_of(self._storage, spec, number)
         except FileNotFoundError:
             raise TopicNotFound(f"'{spec.name}' was deleted a moment ago") from None
+
+    def _sure_slices(self, partition: Partition, start: int, end: int) -> list[Slice]:
+        try:
+            return list(self._slices(partition, start, end))
+        except CorruptLog:
+            mended = MendedStorage(Path(self._path))
+            if isinstance(self._storage, MendedStorage) or not mended.holds(partition.folder):
+                raise
+            self._storage = mended
+            return list(self._slices(partition, start, end))
 
     def _slices(self, partition: Partition, start: int, end: int) -> Iterator[Slice]:
         checkpoint = partition.checkpoint
@@ -213,6 +223,9 @@ def _cuts(index: SparseIndex) -> Iterator[tuple[int, int]]:
 
 def first_since(one: Slice, timestamp_us: int, start: int) -> int | None:
     """The first record of a slice, not below `start`, that is as new as that."""
+    # Planning by offsets does without the decoder, which takes longer to load than to plan.
+    from headrace.spark.decode import stored_batches
+
     for data, position, header in stored_batches(one, start, one.next_offset, since_us=timestamp_us):
         if header.flags & FLAG_GAP:
             continue
@@ -287,6 +300,12 @@ class LocalFile:
 
     def _gone(self) -> DataLoss:
         return DataLoss(f"{self.path} was taken by retention and is another segment's file now")
+
+    def mend(self) -> bool:
+        if isinstance(self._file, MendedFile):
+            return False
+        self._file = MendedStorage(Path(self._location.path)).open(self._file.path)
+        return isinstance(self._file, MendedFile)
 
     def close(self) -> None:
         """The file goes with the last who holds it."""

@@ -52,6 +52,7 @@ from headrace.core_log.record import Gap, Protocol
 from headrace.core_log.summary import ENTRIES_MAX
 from headrace.filtering.expression import Expression, parse
 from headrace.spark.access import DataLoss, SegmentBytes, Slice
+from headrace.spark.fields import FIELDS, KAFKA_COLUMNS, schema
 from headrace.spark.plan import Task
 from headrace.spark.properties import Amqp, amqp, mqtt, mqtt_topic
 
@@ -62,18 +63,7 @@ WINDOW = 512 * 1024
 _GLIMPSE = HEADER_SIZE + ENTRIES_MAX
 _LARGE = 32 * 1024
 
-KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 LOG_APPEND_TIME = 1
-
-
-def schema(columns: Sequence[str]) -> pa.Schema:
-    """These columns, in this order; all may be null. Raises ValueError for one that there is not, or twice."""
-    unknown = [name for name in columns if name not in FIELDS]
-    if unknown:
-        raise ValueError(f"no column {', '.join(unknown)}; there are {', '.join(FIELDS)}")
-    if len(set(columns)) != len(columns):
-        raise ValueError(f"a column twice: {', '.join(columns)}")
-    return pa.schema([pa.field(name, FIELDS[name]) for name in columns])
 
 
 def read(
@@ -196,15 +186,21 @@ class _Walk:
     ) -> Iterator[Stored]:
         sparse = expression is not None or since_us is not None or until_us is not None
         while self.offset < end:
-            header = self._header(WINDOW if not sparse else _LARGE)
-            skipped = header.next_offset <= start
-            if not skipped and sparse and not header.flags & FLAG_GAP:
-                skipped = (
-                    (since_us is not None and header.max_timestamp < since_us)
-                    or (until_us is not None and header.first_timestamp >= until_us)
-                    or (expression is not None and not expression.may_match(self._summary(header)))
-                )
-            stored = None if skipped else self._whole(header)
+            try:
+                header = self._header(WINDOW if not sparse else _LARGE)
+                skipped = header.next_offset <= start
+                if not skipped and sparse and not header.flags & FLAG_GAP:
+                    skipped = (
+                        (since_us is not None and header.max_timestamp < since_us)
+                        or (until_us is not None and header.first_timestamp >= until_us)
+                        or (expression is not None and not expression.may_match(self._summary(header)))
+                    )
+                stored = None if skipped else self._whole(header)
+            except CorruptLog:
+                if not self._file.mend():
+                    raise
+                self._data = b""
+                continue
             self.offset = header.next_offset
             self.position += header.size
             if stored is not None:
@@ -390,57 +386,6 @@ def _pairs(headers: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
 
 _PROTOCOLS = ("http", "amqp", "mqtt", "mqtt")
 _AMQP_NAMES = Amqp._fields[:-1]
-_PAIR_OF_TEXTS = pa.struct([("key", pa.string()), ("value", pa.string())])
-
-FIELDS: dict[str, Any] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": arrow.SCHEMA.field("timestamp").type,
-    "timestampType": pa.int32(),
-    "headers": arrow.SCHEMA.field("headers").type,
-    "tags": arrow.SCHEMA.field("tags").type,
-    "tag": pa.string(),
-    "protocol": pa.string(),
-    "routing_key": pa.string(),
-    "amqp": pa.struct(
-        [
-            ("content_type", pa.string()),
-            ("content_encoding", pa.string()),
-            ("delivery_mode", pa.int32()),
-            ("priority", pa.int32()),
-            ("correlation_id", pa.string()),
-            ("reply_to", pa.string()),
-            ("expiration", pa.string()),
-            ("message_id", pa.string()),
-            ("timestamp", arrow.SCHEMA.field("timestamp").type),
-            ("type", pa.string()),
-            ("user_id", pa.string()),
-            ("app_id", pa.string()),
-        ]
-    ),
-    "mqtt": pa.struct(
-        [
-            ("topic", pa.string()),
-            ("qos", pa.int32()),
-            ("retain", pa.bool_()),
-            ("payload_format_indicator", pa.int32()),
-            ("message_expiry_interval", pa.int64()),
-            ("content_type", pa.string()),
-            ("response_topic", pa.string()),
-            ("correlation_data", pa.binary()),
-            ("user_properties", pa.list_(_PAIR_OF_TEXTS)),
-        ]
-    ),
-    "properties": pa.binary(),
-    "priority": pa.int16(),
-    "qos": pa.int8(),
-    "persistent": pa.bool_(),
-    "retain": pa.bool_(),
-    "expiry": arrow.SCHEMA.field("expiry").type,
-}
 # Columns that the log does not have as such.
 _MADE: dict[str, Made] = {
     "topic": _topic,

@@ -1,13 +1,14 @@
 """The columns that Spark sees. Driver of pyspark's types.
 
 Without a choice they are Kafka's, and its headers when asked for; `columns` and a schema of the user choose among all.
-All may be null, for Spark refuses Arrow that declares less than its own schema. Neighbours: decode.py has the rest.
+All may be null, for Spark refuses Arrow that declares less than its own schema. Neighbours: fields.py has them all.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.spark import decode
+from headrace.spark.fields import FIELDS, KAFKA_COLUMNS
+from headrace.spark.fields import schema as arrow_schema
 from headrace.spark.options import InvalidOption, SourceOptions
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 def chosen(columns: Sequence[str] | None, *, include_headers: bool) -> tuple[str, ...]:
     """Raises InvalidOption for one that there is not, or twice."""
     if columns is None:
-        return (*decode.KAFKA_COLUMNS, "headers") if include_headers else decode.KAFKA_COLUMNS
-    unknown = [name for name in columns if name not in decode.FIELDS]
+        return (*KAFKA_COLUMNS, "headers") if include_headers else KAFKA_COLUMNS
+    unknown = [name for name in columns if name not in FIELDS]
     if unknown:
-        raise InvalidOption(f"'columns': there is no {', '.join(unknown)}; there are {', '.join(decode.FIELDS)}")
+        raise InvalidOption(f"'columns': there is no {', '.join(unknown)}; there are {', '.join(FIELDS)}")
     if len(set(columns)) != len(columns):
         raise InvalidOption(f"'columns' has one twice: {', '.join(columns)}")
     return tuple(columns)
@@ -29,7 +30,7 @@ def chosen(columns: Sequence[str] | None, *, include_headers: bool) -> tuple[str
 def spark_schema(columns: Sequence[str]) -> "StructType":
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(decode.schema(columns))
+    return from_arrow_schema(arrow_schema(columns))
 
 
 def columns_of(schema: "StructType", options: SourceOptions) -> tuple[str, ...]:

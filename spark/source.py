@@ -14,7 +14,6 @@ from uuid import UUID
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from headrace.spark import decode
 from headrace.spark import schema as columns
 from headrace.spark.access import Access, open_access
 from headrace.spark.options import InvalidOption, Position, SourceOptions, Where, check_names, source_options
@@ -111,6 +110,9 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         # Where there are no tasks, Spark makes a partition of its own.
         if not isinstance(partition, TaskPartition):
             return iter(())
+        # Where it is planned nobody decodes.
+        from headrace.spark import decode
+
         return decode.read(
             partition.task,
             columns=self._columns,

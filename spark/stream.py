@@ -30,7 +30,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.spark import decode
 from headrace.spark.access import Access, DataLoss, PartitionEnds, TopicInfo, TopicNotFound
 from headrace.spark.options import LATEST, Everywhere, Given, Partitions, Position, Since, SourceOptions, Topics
 from headrace.spark.plan import Task
@@ -258,6 +257,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         if not isinstance(partition, TaskPartition):
             return iter(())
+        # Where it is planned nobody decodes.
+        from headrace.spark import decode
+
         return decode.read(
             partition.task,
             columns=self._columns,

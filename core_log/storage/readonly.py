@@ -6,7 +6,7 @@ disk.py is the broker's own; inspection.py makes sense of what is read.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -73,11 +73,14 @@ class ReadOnlyStorage(Storage):
             raise StorageError(f"{self._root}: there is no such directory")
 
     def open(self, path: str, *, create: bool = False) -> ReadOnlyFile:
-        path = relative(path)
         if create:
             _refuse(path)
+        return self._opened(path, ReadOnlyFile)
+
+    def _opened(self, path: str, make: Callable[[str, int], ReadOnlyFile]) -> ReadOnlyFile:
+        path = relative(path)
         with _translated(path):
-            return ReadOnlyFile(path, os.open(f"{self._root}/{path}", os.O_RDONLY | os.O_CLOEXEC))
+            return make(path, os.open(f"{self._root}/{path}", os.O_RDONLY | os.O_CLOEXEC))
 
     def exists(self, path: str) -> bool:
         path = relative(path)

@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.spark.access import open_access
-from headrace.spark.decode import BATCH_BYTES, KAFKA_COLUMNS, schema
+from headrace.spark.decode import BATCH_BYTES
 from headrace.spark.decode import read as read_task
+from headrace.spark.fields import KAFKA_COLUMNS, schema
 from headrace.spark.plan import Task, plan
 
 Edge = str | int | datetime | Mapping[int, int]

@@ -2,11 +2,14 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace.core_log.errors import CorruptLog, StorageError
 from headrace.core_log.format import SEGMENT_HEAD_SIZE
+from headrace.core_log.journal import CommitJournal
 from headrace.spark.access import Access, DataLoss, TopicNotFound, open_access
 from headrace.spark.access_local import LocalAccess
 from headrace.spark.decode import read
@@ -80,6 +83,30 @@ def test_file_that_ends_below_the_watermark_is_corrupt_and_not_its_end(written: 
     os.truncate(written.segment_paths(log)[0], log.segments[0].end_position - 10)
     with pytest.raises(CorruptLog):
         offsets(LocalAccess(written.path), 0, 30)
+
+
+@pytest.mark.parametrize("lost", [slice(0, 1), slice(-1, None), slice(7, 12), slice(None)], ids=str)
+def test_batches_that_only_the_journal_holds_since_the_power_went_are_read(written: Written, lost: slice) -> None:
+    (log,) = written.topic(segment_bytes_max=10**7)
+    written.fill(log, 20)
+    path = written.segment_paths(log)[0]
+    segment, data = log.segments[0], bytearray(path.read_bytes())
+    batches = [(position, bytes(data[position : position + header.size])) for position, header in segment.headers()]
+    journalled = [(segment, position, [batch]) for position, batch in batches[lost]]
+    job: Any = SimpleNamespace(log=log, writes=journalled, segments=[])
+    env = written.directory.env
+    CommitJournal(env.storage, env.ids, 10**6).commit([job])
+    for _, position, (batch,) in journalled:
+        data[position : position + len(batch)] = bytes(len(batch))
+    path.write_bytes(data)
+    assert offsets(LocalAccess(written.path), 0, 200) == list(range(200))
+    # What no journal holds is corrupt as before.
+    data[batches[3][0] + 200] ^= 1
+    data[batches[9][0] + 200] ^= 1
+    path.write_bytes(data)
+    if lost != slice(None):
+        with pytest.raises(CorruptLog):
+            offsets(LocalAccess(written.path), 0, 200)
 
 
 def test_without_a_watermark_nothing_is_known_to_be_committed(written: Written) -> None:

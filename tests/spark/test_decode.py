@@ -18,7 +18,8 @@ from headrace.gateways.amqp import properties as amqp
 from headrace.gateways.amqp.fields import encode_table
 from headrace.gateways.mqtt.properties import Properties, encode_blob
 from headrace.spark.access import DataLoss, open_access
-from headrace.spark.decode import FIELDS, KAFKA_COLUMNS, read, schema
+from headrace.spark.decode import read
+from headrace.spark.fields import FIELDS, KAFKA_COLUMNS, schema
 from headrace.spark.plan import Task, plan
 
 from .directories import Written
