@@ -96,7 +96,10 @@ class Waker:
         self._greeted = False
 
     def take(self) -> None:
-        data = self._data + self.socket.recv(1 << 20)
+        more = self.socket.recv(1 << 20)
+        if not more:
+            raise RuntimeError("the broker closed a connection")
+        data = self._data + more
         at = 0
         if not self._greeted:
             if len(data) < 4:
