@@ -8,6 +8,7 @@ session.py holds what outlives it; door.py has what they ask of each other.
 """
 
 import logging
+import math
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -215,6 +216,9 @@ class Client:
             with self._scope, suppress(Ended):
                 with trio.move_on_after(self.door.config.handshake_s) as patience:
                     rest = await self._first()
+                    if not _waits_for_proof(rest):
+                        # From here on it waits for us.
+                        patience.deadline = math.inf
                     await self._connect(rest)
                 if patience.cancelled_caught:
                     _log.warning("no CONNECT in time", extra={"peer": self.connection.host})
@@ -641,6 +645,12 @@ class Client:
             "client": self.client_id,
             "door": "mqtt",
         }
+
+
+def _waits_for_proof(events: Sequence[Event]) -> bool:
+    """Whether a login needs more of the client than its CONNECT."""
+    first = events[0]
+    return isinstance(first, Connect) and first.properties.authentication_method is not None
 
 
 # What never has to wait for anything.
