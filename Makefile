@@ -87,6 +87,7 @@ flood: $(VENV)/dev
 mutants: $(VENV)/dev
 	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
 	$(call part,mutants of the delay engine,$(BIN)/python -m tests.delay.simulation mutants $(ARGS))
+	$(call part,mutants of the protocol,$(BIN)/python -m tests.simulation.partition_walk $(WALKS) all)
 	$(call part,mutants of the cluster,$(BIN)/python -m tests.simulation.cluster mutants $(ARGS))
 
 # Hostile octets for each parser, SECONDS of them each.
