@@ -57,7 +57,7 @@ from headrace.controller.snapshot import Snapshot
 from headrace.controller.snapshot_form import decode_snapshot, encode_snapshot
 from headrace.controller.store import Lease, MetaStore
 from headrace.core_log.env import Env
-from headrace.core_log.errors import DiskFull, Refused, StorageError, UnknownFormat
+from headrace.core_log.errors import DiskFull, Poisoned, Refused, StorageError, UnknownFormat
 from headrace.core_log.peer.errors import LinkError, PeerGone, PeerUnreachable
 from headrace.core_log.peer.frames import Purpose
 from headrace.core_log.replication.assignment import NO_BALLOT, NOBODY, Assignment, Ballot, Member
@@ -439,6 +439,9 @@ class ClusterAgent:
             try:
                 await self._attend_once()
             except* (LinkError, Refused, StorageError) as errors:
+                if errors.subgroup(Poisoned) is not None:
+                    # Nothing can be kept here any more, so no orders can be taken: this node must stop and say so (D6).
+                    raise
                 _log.info("not with a controller: %s", _first(errors))
             with trio.move_on_after(self._config.heartbeat_s / 2):
                 await again.wait()

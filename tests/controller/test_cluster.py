@@ -14,6 +14,7 @@ from headrace.controller.entities import Endpoint, Exchange, Node, User, Version
 from headrace.controller.errors import AlreadyExists, Invalid, NotFound, OutcomeUnknown, Unreachable
 from headrace.controller.snapshot import Snapshot
 from headrace.controller.store import Committed, Lease, Lost, MemoryStore, MetaStore, NotCommitted, Unknown
+from headrace.core_log.errors import Poisoned
 from headrace.core_log.ids import StreamId
 from headrace.core_log.replication.assignment import Ballot
 from headrace.core_log.replication.messages import AlterIsr
@@ -396,6 +397,19 @@ async def test_a_commit_is_unknown_when_the_controller_dies_with_it(database: Da
                 await controller.kill()
         assert caught.group_contains(OutcomeUnknown)
         database.is_away = False
+
+
+async def test_a_node_that_can_keep_nothing_any_more_ends(database: Database, autojump_clock: object) -> None:
+    """The simulator of clusters, seed 556: it ruled on, and heard no orders itself."""
+    with pytest.raises(ExceptionGroup) as caught:
+        async with cluster(opening(database), CONFIG) as house:
+            await house.start(1, 2, 3)
+            await settled(house, 1, 2, 3)
+            first = only_controller(house)
+            house.node(others(house, first)[0]).storage.fail("sync", times=1000)
+            await first.kill()
+            await trio.sleep(60)
+    assert caught.group_contains(Poisoned)
 
 
 async def test_what_a_store_has_forgotten_is_put_back_by_the_nodes(database: Database, autojump_clock: object) -> None:
