@@ -275,12 +275,15 @@ class Delays:
             await self._rescheduling.arrival(id)
             # What was confirmed a moment ago is known, however much came with it.
             self._engine.absorb()
+            relocations = ledger.relocation_count
             found = await self._search.by_id(id)
             states = [ledger.state(one.place) for one in found]
             moved = any(
                 one.state == State.PENDING and now == State.MOVED for one, now in zip(found, states, strict=True)
             )
-            if not moved and not self._rescheduling.is_on_the_way(id):
+            # It may have got another place before its state was looked at, and its new one was not.
+            missed = State.PENDING not in states and ledger.relocation_count != relocations
+            if not moved and not missed and not self._rescheduling.is_on_the_way(id):
                 break
         pending = [one for one, now in zip(found, states, strict=True) if now == State.PENDING]
         return pending, _outcome({*states, self._engine.remembered.get(id_hashes(id)[-1])})

@@ -96,6 +96,8 @@ class Ledger:
         self.next_source = 1
         self.next_run = 1
         self.next_number = 1
+        # How often records have got another place: who looked for one meanwhile may have missed it.
+        self.relocation_count = 0
         # Whether the intake's records are counted yet.
         self._counted = False
 
@@ -227,6 +229,7 @@ class Ledger:
         return TargetPartition(UUID(bytes=decision.stream), decision.partition) if decision.stream else None
 
     def _reschedule(self, decision: Rescheduled) -> None:
+        self.relocation_count += 1
         places = np.array([decision.place], dtype=np.int64)
         self._decide(places, State.MOVED, decision.target, leaves=True)
         self._begin_move(decision, places, self.intake_partition, decision.due_us)
@@ -263,6 +266,7 @@ class Ledger:
         self.next_source = max(self.next_source, decision.source + 1)
 
     def _sort(self, decision: Sorted) -> None:
+        self.relocation_count += 1
         self.passes.append((decision.first, decision.end, decision.edge_us))
         if decision.run:
             self.runs.add(decision.run)
