@@ -40,7 +40,7 @@ lint: $(VENV)/dev
 # Some files at a time: most of the time of the suite is waiting for sockets, disks and processes.
 WORKERS ?= 3
 unit: $(VENV)/dev
-	$(call part,pytest,$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS))
+	$(call part,pytest,$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --durations=40 --durations-min=4 $(ARGS))
 
 # The claims of speed, one file each, beside the limits of the machine they ran on.
 bench: $(VENV)/dev

@@ -5,6 +5,7 @@ missing, was skipped, or did not pass. A few tests that fail in it are tried onc
 """
 
 import os
+from typing import Any
 
 import pytest
 from _pytest.config import Config
@@ -19,6 +20,20 @@ _passed: dict[str, bool] = {}
 # As pytest names them, with parameters, in the order in which they failed.
 _failed: dict[str, None] = {}
 _unsteady: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Config, log: Any) -> Any:
+    """A file is run by one worker, and all files of Spark by one: a session is a JVM, which takes long to get going."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 def _is_full(config: Config) -> bool:
