@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -67,7 +68,14 @@ def test_tail_with_a_limit_ends_by_itself(headrace: Headrace, topic: str) -> Non
 def test_tail_follows_until_it_is_interrupted(headrace: Headrace, topic: str) -> None:
     command = [sys.executable, "-m", "headrace", "tail", topic, "--url", headrace.url, "--json", "--from=-1"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+    with ExitStack() as stack:
+        # Where the suite runs in the background of a shell, SIGINT is ignored, and so it would be by the command.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        stack.callback(signal.signal, signal.SIGINT, before)
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+        )
+        stack.callback(process.kill)
         assert process.stdout is not None
         assert process.stderr is not None
 
