@@ -94,7 +94,7 @@ def test_record_of_a_topic_is_shown_with_its_headers() -> None:
         key="k",
         value="/w==",
         encoding="base64",
-        headers={"a": "\\xff"},
+        headers={"a": {"base64": "/w=="}},
         tags=["x"],
         properties={"content_type": "text/plain"},
         expires_at="1970-01-01T00:00:02.000000Z",
