@@ -973,7 +973,7 @@ class PartitionLog:
         """A replica begins where its leader's log does, and lets go of what it has: the leader deleted all of it, or it
         has nothing. As with `cut_from`, nothing of it may lie in the commit journal. See Committer.cut."""
         assert self._open is None and not self._syncing, "nothing is under way while a log begins anew"
-        assert offset > self.written_end or self.replica_start == self.written_end, "only what is deleted is let go of"
+        assert offset >= self.written_end or self.replica_start == self.written_end, "only what is deleted is let go of"
         self.log_start = Offset(offset)
         self._set_end(offset)
         self._ceiling = offset

@@ -251,7 +251,7 @@ class Replica:
                     self._explained.discard(log_id)
                     cuts.append(one)
                 case Begin(log_id, offset):
-                    if offset <= log.written_end and log.replica_start < log.written_end:
+                    if offset < log.written_end and log.replica_start < log.written_end:
                         self._refuse_loss(log_id, log, log.replica_start)
                     self._explained.discard(log_id)
                     begins.append(one)
@@ -303,7 +303,10 @@ class Replica:
             same_to = self._same_to(position, log)
             if same_to < position.end:
                 follower.synced.pop(log_id, None)
-                return Cut(log_id, max(same_to, position.start))
+                if position.end == log.replica_start:
+                    # All that it has was deleted here, and with it the history by which it could be told apart.
+                    return Begin(log_id, log.replica_start)
+                return Cut(log_id, max(same_to, position.start, log.replica_start))
         if position.end > log.written_end:
             # It claims more than there is, of records that it got from us: another log.
             follower.synced.pop(log_id, None)

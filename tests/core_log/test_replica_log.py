@@ -239,18 +239,21 @@ def follow_to(follower: Side, leader: Side, offset: int) -> None:
         follower.commit()
 
 
-def test_a_replica_that_begins_anew_has_the_old_records_or_none_whatever_a_loss_of_power_leaves() -> None:
+@pytest.mark.parametrize("is_at_its_end", [False, True])
+def test_a_replica_that_begins_anew_has_the_old_records_or_none_whatever_a_loss_of_power_leaves(
+    is_at_its_end: bool,
+) -> None:
     leader = Side()
     for number in range(30):
         leader.write(b"%d " % number * 60)
+    start = leader.log.segments[-1].base_offset
+    assert start > 5
     traced = TracingStorage(MemoryStorage())
     follower = Side(traced)
-    follow_to(follower, leader, 5)
+    follow_to(follower, leader, start if is_at_its_end else 5)
     follower.log.advance_to(follower.log.written_end)
     old = records(follower.log)
     began = len(traced.trace)
-    start = leader.log.segments[-1].base_offset
-    assert start > 5
     drive(follower.directory.committer._env.worker.run(follower.directory.committer._journal.empty))
     follower.log.begin_at(start)
     traced.mark("begun", None)

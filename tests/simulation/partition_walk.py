@@ -66,7 +66,7 @@ class MemoryLog:
     @property
     def epochs(self) -> EpochHistory:
         history = EpochHistory()
-        for offset, entry in enumerate(self.entries):
+        for offset, entry in enumerate(self.entries[self.replica_start :], self.replica_start):
             history.note(*entry.stint, offset)
         return history
 

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.partition_walk import Entry, MemoryLog, empty_logs
 
 from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Copy, Member, RowVersion, Stint
-from headrace.core_log.replication.messages import Answer, Begin, Explain, Fenced, Go, LogId, Stale
+from headrace.core_log.replication.messages import Answer, Begin, Cut, Explain, Fenced, Go, LogId, Stale
 from headrace.core_log.replication.replica import CutBelowWatermark, Kept, Replica
 
 FIRST, SECOND = Ballot(1, 0), Ballot(2, 1)
@@ -356,6 +356,35 @@ def test_a_follower_whose_next_records_are_deleted_at_the_leader_begins_anew() -
     assert answer.logs == (Begin(ONE, 2),)
     taken = first.take(answer)
     assert taken is not None and taken.begins == (Begin(ONE, 2),)
+
+
+def test_a_follower_that_ends_where_its_leader_begins_begins_anew_as_no_history_tells_them_apart() -> None:
+    leader, first, _second = replicas()
+    write(leader, 1, 2)
+    follow(first, leader)
+    log_of(first).high_watermark = 2
+    log_of(leader).replica_start = 2
+    first.explain_again()
+    answer = leader.serve(first.fetch())  # type: ignore[arg-type]
+    assert isinstance(answer, Answer)
+    assert Begin(ONE, 2) in answer.logs
+    taken = first.take(answer)
+    assert taken is not None and taken.begins == (Begin(ONE, 2),)
+
+
+def test_a_follower_is_not_cut_within_what_its_leader_has_deleted() -> None:
+    leader, first, _second = replicas()
+    write(leader, 1, 2)
+    follow(first, leader)
+    log_of(first).entries.append(Entry(Stint(1, MEMBERS[1].node), 9))
+    log_of(leader).entries.append(Entry(Stint(2, leader.member.node), 3))
+    log_of(leader).replica_start = 2
+    first.explain_again()
+    answer = leader.serve(first.fetch())  # type: ignore[arg-type]
+    assert isinstance(answer, Answer)
+    assert Cut(ONE, 2) in answer.logs
+    taken = first.take(answer)
+    assert taken is not None and taken.cuts == (Cut(ONE, 2),)
 
 
 def test_a_follower_that_holds_what_was_committed_does_not_begin_anew_within_it() -> None:
