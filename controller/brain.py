@@ -294,8 +294,15 @@ class Brain:
             # It has seen a later epoch than anybody told of so far, and has not given that up.
             self._begin_recovery(shard, watch, row)
         else:
-            # What it had before it was fenced for the first time is what counts.
-            watch.replies.setdefault(report.member.node, report)
+            before = watch.replies.get(report.member.node)
+            if before is None:
+                watch.replies[report.member.node] = report
+            elif before.member != report.member:
+                # It has died since. What it knew of the row is not forgotten with it, wherever its disk has gone.
+                knew = max(before, report, key=lambda one: one.version.age)
+                watch.replies[report.member.node] = report._replace(
+                    version=knew.version, isr=knew.isr, eligible=knew.eligible
+                )
 
     def _is_present(self, shard: int, member: Member) -> bool:
         session = self._sessions.get(member.node)
@@ -590,12 +597,9 @@ class Brain:
     def _recovered(self, number: int, watch: _Watch) -> Iterable[Shard]:
         latest = self._latest(number, watch)
         assert latest is not None
-        led = recovered(latest, watch.replies.values(), watch.fence, self.ballot)
-        if led is None:
-            return
-        # The row names a life of its leader: the one that replied, if that is registered by now.
-        member = self._fit(number).get(led.leader)
-        if member is not None and member.incarnation == led.leader_incarnation:
+        # The row names a life of its leader: one that replied, and is registered by now.
+        led = recovered(latest, watch.replies.values(), watch.fence, self.ballot, self._fit(number))
+        if led is not None:
             shard = self.snapshot.shards.get(number)
             yield Shard(number, led) if shard is None else replace(shard, assignment=led)
 

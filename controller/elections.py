@@ -66,17 +66,25 @@ def fencing_epoch(row: Assignment, reports: Collection[Report]) -> int:
     return max([row.epoch, *(one.stint.epoch for one in reports)]) + 1
 
 
-def recovered(row: Assignment, replies: Collection[Report], fence: int, ballot: Ballot) -> Assignment | None:
+def recovered(
+    row: Assignment, replies: Collection[Report], fence: int, ballot: Ballot, active: Mapping[int, Member]
+) -> Assignment | None:
     """The row after a recovery election: of enough replicas that were fenced, one that was in sync by the latest row
     that anybody knows of leads, alone in sync; the others are cut to its lineage and join again. None: too few have
-    answered, or none of those.
+    answered, or none of those is there still, in the life that answered.
 
     The longest log would not do: a shard has many, and one replica may be ahead in this and behind in that one. Whoever
     was in sync by the latest row has all that was acknowledged, in every log.
     """
     known = max((Known(row.version, row.isr, row.eligible), *map(Known.told, replies)), key=lambda one: one.version.age)
     sound = [one for one in replies if one.member.node in row.replicas and _is_sound(one, known.isr)]
-    fit = [one for one in sound if one.member.copy in (*known.isr, *known.eligible) and not one.is_corrupt]
+    fit = [
+        one
+        for one in sound
+        if one.member.copy in (*known.isr, *known.eligible)
+        and not one.is_corrupt
+        and active.get(one.member.node) == one.member
+    ]
     if len(sound) < answers_needed(row) or not fit:
         return None
     best = max(fit, key=lambda one: (one.member.copy in known.isr, one.last, one.end, -one.member.node))

@@ -338,6 +338,44 @@ def test_a_node_whose_new_disk_the_store_has_forgotten_may_lead_after_a_recovery
     assert term.brain.active[1] == renewed
 
 
+def test_a_replica_that_dies_after_it_was_fenced_leads_in_its_next_life() -> None:
+    """The simulator of clusters, seed 1225: the shard waited for a life that was over."""
+    later = {"stint": Stint(5, 1), "version": RowVersion(8, FIRST), "isr": copies(ONE, THREE)}
+    term = Term(stored(ROW))
+    term.join(ONE, TWO, THREE)
+    term.report(ONE, **later)
+    fence = next(effect.epoch for effect in term.take() if isinstance(effect, ToFence))
+    term.brain.fenced(0, fence, told(ONE, **later))
+    term.brain.left(1, term.now_s)
+    again = member(1, life=2)
+    term.join(again)
+    term.settle()
+    term.brain.fenced(0, fence, told(again, **later))
+    term.brain.fenced(0, fence, told(TWO))
+    term.settle()
+    row = term.row()
+    assert (row.leader, row.leader_incarnation) == (1, 2)
+
+
+def test_what_a_replica_knew_of_the_row_counts_though_it_came_back_without_its_disk() -> None:
+    later = {"stint": Stint(5, 1), "version": RowVersion(8, FIRST), "isr": copies(ONE, THREE)}
+    term = Term(stored(ROW))
+    term.join(ONE, TWO, THREE)
+    term.report(ONE, **later)
+    fence = next(effect.epoch for effect in term.take() if isinstance(effect, ToFence))
+    term.brain.fenced(0, fence, told(ONE, **later))
+    term.brain.left(1, term.now_s)
+    blank = member(1, life=2, disk=11)
+    term.join(blank)
+    term.brain.fenced(0, fence, told(blank, is_blank=True, version=RowVersion(0, Ballot(0, 0)), isr=()))
+    term.brain.fenced(0, fence, told(TWO))
+    term.settle()
+    assert term.brain.trust(0) is Trust.RECOVERING, "node 2 was not in sync by the latest row, and may lack records"
+    term.brain.fenced(0, fence, told(THREE))
+    term.settle()
+    assert term.row().leader == 3
+
+
 def test_a_node_without_its_disk_waits_for_the_sweep_and_leaves_every_row_then() -> None:
     renewed = member(1, life=2, disk=11)
     term = Term(stored(ROW))

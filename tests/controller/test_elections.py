@@ -72,7 +72,7 @@ def test_a_recovery_elects_one_alone_and_above_every_epoch_that_was_heard_of() -
     ]
     fence = fencing_epoch(ROW, replies)
     assert fence == 7
-    row = recovered(ROW, replies, fence, SECOND)
+    row = recovered(ROW, replies, fence, SECOND, MEMBERS)
     assert row is not None
     assert (row.stint, row.isr) == (Stint(8, 1), (COPIES[1],))
     assert row.version == RowVersion(10, SECOND)
@@ -81,23 +81,30 @@ def test_a_recovery_elects_one_alone_and_above_every_epoch_that_was_heard_of() -
 def test_a_recovery_elects_who_was_in_sync_by_the_latest_row_though_another_holds_more() -> None:
     latest = {"version": RowVersion(9, FIRST), "isr": (COPIES[0], COPIES[1])}
     replies = [report(1, **latest, end=8), report(2, **latest, end=12)]
-    row = recovered(ROW, replies, 5, SECOND)
+    row = recovered(ROW, replies, 5, SECOND, MEMBERS)
     assert row is not None and row.leader == 1
-    assert recovered(ROW, [report(2, **latest, end=12), report(0, is_corrupt=True)], 5, SECOND) is None
+    assert recovered(ROW, [report(2, **latest, end=12), report(0, is_corrupt=True)], 5, SECOND, MEMBERS) is None
 
 
 def test_the_latest_row_is_that_of_the_latest_controller_whatever_its_number() -> None:
     unused = report(2, version=RowVersion(9, FIRST), isr=(COPIES[2],))
     acted_on = report(1, version=RowVersion(8, SECOND), isr=(COPIES[0], COPIES[1]))
-    row = recovered(ROW, [unused, acted_on], 5, Ballot(3, 0))
+    row = recovered(ROW, [unused, acted_on], 5, Ballot(3, 0), MEMBERS)
     assert row is not None and row.leader == 1
     assert row.version == RowVersion(10, Ballot(3, 0))
 
 
 def test_a_recovery_waits_for_enough_answers_and_elects_nobody_corrupt() -> None:
-    assert recovered(ROW, [report(0)], 5, SECOND) is None
-    row = recovered(ROW, [report(0, end=99, is_corrupt=True), report(1, end=3)], 5, SECOND)
+    assert recovered(ROW, [report(0)], 5, SECOND, MEMBERS) is None
+    row = recovered(ROW, [report(0, end=99, is_corrupt=True), report(1, end=3)], 5, SECOND, MEMBERS)
     assert row is not None and row.leader == 1
+
+
+def test_a_recovery_elects_nobody_who_has_gone_since_the_answer() -> None:
+    replies = [report(0, end=99), report(1, end=3)]
+    row = recovered(ROW, replies, 5, SECOND, {1: MEMBERS[1], 2: MEMBERS[2]})
+    assert row is not None and row.leader == 1
+    assert recovered(ROW, replies, 5, SECOND, {2: MEMBERS[2]}) is None
 
 
 def test_an_election_takes_the_in_sync_members_that_are_up_and_a_new_epoch() -> None:
