@@ -427,7 +427,8 @@ class Walk:
         reached = [node for node in self.nodes if node.is_up and self.random.random() < 0.8]
         fence = fencing_epoch(now.row, [node.replica.report() for node in reached])
         replies = [reply for node in reached if (reply := node.replica.fence(controller.ballot, fence)) is not None]
-        row = self.mistakes.recovers(now.row, replies, fence, controller.ballot)
+        there = {reply.member.node: reply.member for reply in replies}
+        row = self.mistakes.recovers(now.row, replies, fence, controller.ballot, there)
         if row is not None and self.commit(controller, row=row):
             controller.mode = "ok"
 
