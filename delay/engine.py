@@ -294,7 +294,7 @@ class Engine:
             self.logs[source.number] = stream.partitions[source.partition]
 
     def load_runs(self) -> bool:
-        """Open every run file; False where one is missing or damaged. Blocks."""
+        """Open every run file; False where one is missing or damaged, or what is pending stands in none. Blocks."""
         storage = self.env.storage
         storage.make_dir(run_file.FOLDER)
         storage.sync_dir("")
@@ -303,7 +303,8 @@ class Engine:
                 self.runs[number] = RunFile(storage, number)
         except CorruptLog:
             return False
-        return True
+        found = {source for run in self.runs.values() for source in run.slices}
+        return all(one.number in found for one in self.ledger.sources.values() if one.pending and one.number != INTAKE)
 
     def remove_strangers(self) -> None:
         """Run files that no decision names: of a pass or a merge that came to nothing, or replaced."""
@@ -313,10 +314,9 @@ class Engine:
                 storage.remove(f"{run_file.FOLDER}/{name}")
 
     async def rebuild_runs(self) -> None:
-        """Run files are derived: the same rows stand in the buckets, within the extents that passes wrote down."""
-        removed = sorted(self.ledger.runs)
+        """Run files are derived: the same rows stand in the buckets, within the extents that passes wrote down. One
+        decision takes the new ones for the old: a life that ends in between leaves the old to be made again."""
         self.runs.clear()
-        self.decide(Merged(removed, 0))
         rows: list[Rows] = []
         for source in self.ledger.sources.values():
             for first, end in source.extents if source.number != INTAKE else ():
@@ -328,6 +328,7 @@ class Engine:
                         rows = []
         if rows:
             await self._add_rebuilt(rows)
+        self.decide(*(Merged([], number) for number in self.runs), Merged(sorted(self.ledger.runs), 0))
 
     def _rows_from(self, source: int, first: int, end: int) -> tuple[list[Rows], int]:
         """Rows of some batches of a bucket from an offset on, and the next offset. Blocks."""
@@ -344,9 +345,8 @@ class Engine:
         return found, first
 
     async def _add_rebuilt(self, rows: list[Rows]) -> None:
-        number = self.ledger.next_run
+        number = self.ledger.next_run + len(self.runs)
         self.runs[number] = await self.env.worker.run(lambda: self.write_run(number, by_source(joined(rows))))
-        self.decide(Merged([], number))
 
     def write_run(self, number: int, rows: Rows) -> RunFile:
         """Blocks. It counts when a decision names it."""

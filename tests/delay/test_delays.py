@@ -10,6 +10,7 @@ import trio
 from headrace.core_log.errors import CorruptLog, Refused
 from headrace.core_log.record import Producer
 from headrace.core_log.storage.memory import MemoryStorage
+from headrace.delay.decisions import Merged
 from headrace.delay.delays import DelayRefused, Outcome
 from headrace.delay.parked import made_id
 
@@ -171,6 +172,18 @@ async def test_run_files_that_are_lost_are_made_again_from_the_buckets(autojump_
         assert found is not None and found.value == b"a"
         clock.step(3 * DAY_US)
         assert await it.values_by(1) == [b"a"]
+
+
+async def test_pending_records_that_stand_in_no_run_file_are_found_in_the_buckets(autojump_clock: object) -> None:
+    storage, clock = MemoryStorage(), Clock()
+    async with house(storage, clock=clock) as it:
+        await it.park(b"a", in_s=3 * 86400)
+        await it.sort()
+        engine = it.delays._engine
+        engine.decide(Merged(sorted(engine.ledger.runs), 0))
+        await engine.decided()
+    async with house(storage.process_crash(), clock=clock, seed=1) as it:
+        assert [one.value for one in (await it.delays.list()).records] == [b"a"]
 
 
 async def test_run_file_that_is_damaged_stops_the_engine_and_is_made_again_at_the_next_start(
