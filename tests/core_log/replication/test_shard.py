@@ -259,7 +259,7 @@ async def test_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_e
         for number in (0, 1):
             del three.nodes[number].shard.directory.streams[orphan.spec.id]
         await three.leader.directory.delete_stream(gone)
-        # Taking them away by hand looks like a deletion too: what was noted of that is forgotten, once nobody notes more.
+        # Taking them away by hand looks like a deletion, too: what was noted of it is forgotten when nobody notes more.
         await until(lambda: three.nodes[1].shard.deletions.streams == {gone.spec.id, orphan.spec.id})
         await three.kill(0)
         three.nodes[1].shard.deletions.forget([orphan.spec.id])
