@@ -87,7 +87,7 @@ flood: $(VENV)/dev
 mutants: $(VENV)/dev
 	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
 	$(call part,mutants of the delay engine,$(BIN)/python -m tests.delay.simulation mutants $(ARGS))
-	$(call part,mutants of the protocol,$(BIN)/python -m tests.simulation.partition_walk $(WALKS) all)
+	$(call part,mutants of the protocol,$(BIN)/python -m tests.simulation.partition_stories)
 	$(call part,mutants of the cluster,$(BIN)/python -m tests.simulation.cluster mutants $(ARGS))
 
 # Hostile octets for each parser, SECONDS of them each.
@@ -98,7 +98,7 @@ fuzz: $(VENV)/fuzz
 WALKS ?= 30000
 walks: $(VENV)/dev
 	$(call part,walks,$(BIN)/python -m tests.simulation.partition_walk $(WALKS))
-	$(call part,planted,$(BIN)/python -m tests.simulation.partition_walk $(WALKS) all)
+	$(call part,planted,$(BIN)/python -m tests.simulation.partition_stories)
 
 # Whole clusters in one process, by a seed each: what the ledger (bench/sim-ledger.jsonl) does not have of these sources.
 SEEDS ?= 1-1000

@@ -4,13 +4,16 @@ disks, the store and the network are drawn here, one step at a time, from a seed
 
     python -m tests.simulation.partition_walk 30000            the protocol as it is: no walk may end in a loss
     python -m tests.simulation.partition_walk 30000 no_sweep   a planted mistake: the first walk that finds it
+    python -m tests.simulation.partition_stories               all of them, each within its budget
 
 A walk checks at every step: who becomes leader has all that was acknowledged; nobody acknowledges what a later leader
-does not have; two replicas never commit different records at one offset; no log is cut below its high watermark.
+does not have; two replicas never commit different records at one offset; no log is cut below its high watermark; what
+is committed is synced by all that are in sync, on the disks that are (D1, E6); and nobody is in sync for what another
+life of it has told (E5). What walks meet too rarely is told as a story, step by step (partition_stories.py).
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -270,7 +273,8 @@ class Walk:
 
     def acknowledge(self, node: Node) -> None:
         replica = node.replica
-        replica.advance()
+        for log_id in replica.advance():
+            self.check_synced(replica, log_id)
         stint = replica.kept.stint
         self.note_committed(node)
         for _stint, value in [one for log in replica.logs.values() for one in log.entries[: log.high_watermark]]:
@@ -281,6 +285,18 @@ class Walk:
                 later = other.replica
                 if later.is_leader and later.kept.stint.epoch > stint.epoch and not holds(later, value):
                     raise Violation(f"epoch {stint} acknowledged {value} after {later.kept.stint}, which has it not")
+
+    def check_synced(self, leader: Replica, log_id: LogId) -> None:
+        """What has just been committed is synced wherever it has to be."""
+        row, pending = leader.assignment, leader.pending
+        assert row is not None
+        for copy in {*row.isr, *(() if pending is None else pending.isr)}:
+            node, told = self.nodes[copy.node], leader._followers.get(copy.node)
+            if copy.node != leader.member.node and (told is None or told.member.disk != copy.disk):
+                raise Violation(f"E6: {copy} is in sync, and what counts was told of another disk")
+            log = node.replica.logs[log_id]
+            if node.disk == copy.disk and log.synced_end < leader.logs[log_id].high_watermark:
+                raise Violation(f"D1: {copy} is in sync, and has synced {log.synced_end} of what is committed")
 
     def note_committed(self, node: Node) -> None:
         for name, log in node.replica.logs.items():
@@ -326,8 +342,11 @@ class Walk:
 
     def order(self, node: Node) -> None:
         recent = self.orders[-6:] if self.random.random() < 0.8 else self.orders
+        self.obey(node, *self.random.choice(recent))
+
+    def obey(self, node: Node, ballot: Ballot, row: Assignment) -> None:
         replica, led = node.replica, node.replica.kept.stint if node.replica.is_leader else None
-        replica.obey(*self.random.choice(recent))
+        replica.obey(ballot, row)
         stint = replica.kept.stint
         if replica.is_leader and stint != led:
             missing = [
@@ -358,21 +377,31 @@ class Walk:
         controller = self.random.choice(self.controllers)
         if controller.mode != "ok" and not (self.mistakes.alters_before_sweep and controller.mode == "new"):
             return
-        active = self.stored.active
-        if self.mistakes.names_life_at_commit and request.joining is not None:
-            now = active[request.joining.node]
-            joined = tuple(sorted({copy for copy in request.isr if copy.node != now.node} | {now.copy}))
-            row = altered(self.stored.row, request._replace(joining=now, isr=joined), active, controller.ballot)
-        else:
-            row = altered(self.stored.row, request, active, controller.ballot)
-        if row is not None:
-            self.commit(controller, row=row)
+        self.alter(controller, request)
         # Some requests arrive twice.
         if self.random.random() < 0.5:
             self.requests.remove(request)
 
+    def alter(self, controller: Controller, request: AlterIsr) -> None:
+        if controller.mode != "ok" and not (self.mistakes.alters_before_sweep and controller.mode == "new"):
+            return
+        active, before = self.stored.active, self.stored.row
+        if self.mistakes.names_life_at_commit and request.joining is not None:
+            now = active[request.joining.node]
+            joined = tuple(sorted({copy for copy in request.isr if copy.node != now.node} | {now.copy}))
+            row = altered(before, request._replace(joining=now, isr=joined), active, controller.ballot)
+        else:
+            row = altered(before, request, active, controller.ballot)
+        if row is not None and self.commit(controller, row=row):
+            for copy in set(row.isr) - set(before.isr):
+                if request.joining != active[copy.node]:
+                    raise Violation(f"E5: {active[copy.node]} is in sync now, for what {request.joining} has told")
+
     def register(self, node: Node) -> None:
         controller = self.random.choice(self.controllers)
+        self.enrol(controller, node)
+
+    def enrol(self, controller: Controller, node: Node) -> None:
         if controller.mode != "ok":
             return
         member, now = node.replica.member, self.stored
@@ -392,10 +421,11 @@ class Walk:
         self.controllers.append(Controller(ballot, self.stored.version, mode))
 
     def sweep(self, controller: Controller) -> None:
+        self.ask_all(controller, [node for node in self.nodes if node.is_up and self.random.random() <= 0.75])
+
+    def ask_all(self, controller: Controller, answering: Sequence[Node]) -> None:
         reports: list[Report] = []
-        for node in self.nodes:
-            if not node.is_up or self.random.random() > 0.75:
-                continue
+        for node in answering:
             if self.mistakes.sweep_promises:
                 report = node.replica.promise(controller.ballot)
             else:
@@ -420,11 +450,17 @@ class Walk:
             # The one who led may be up, and only out of reach.
             if self.random.random() < 0.5 and now.row.leader in active and len(active) > 1:
                 del active[now.row.leader]
-            row = elected(now.row, active, controller.ballot, prefer=preferred)
-            if row is not None:
-                self.commit(controller, row=row)
+            self.lead(controller, active, preferred)
             return
-        reached = [node for node in self.nodes if node.is_up and self.random.random() < 0.8]
+        self.recover(controller, [node for node in self.nodes if node.is_up and self.random.random() < 0.8])
+
+    def lead(self, controller: Controller, active: Mapping[int, Member], prefer: Sequence[int]) -> None:
+        row = elected(self.stored.row, active, controller.ballot, prefer=prefer)
+        if row is not None:
+            self.commit(controller, row=row)
+
+    def recover(self, controller: Controller, reached: Sequence[Node]) -> None:
+        now = self.stored
         fence = fencing_epoch(now.row, [node.replica.report() for node in reached])
         replies = [reply for node in reached if (reply := node.replica.fence(controller.ballot, fence)) is not None]
         there = {reply.member.node: reply.member for reply in replies}
@@ -583,26 +619,37 @@ BUDGETS = {
     "twice": Budget(regressions=2, controllers=4),
 }
 
-MISTAKES: dict[str, tuple[Mistakes, str]] = {
-    "acknowledges_before_sync": (Mistakes(AcknowledgesBeforeSync), ""),
-    "cuts_to_its_watermark": (Mistakes(CutsToItsWatermark), ""),
-    "trusts_a_known_leader": (Mistakes(TrustsAKnownLeader), ""),
-    "ignores_who_is_about_to_join": (Mistakes(IgnoresWhoIsAboutToJoin), ""),
-    "shrinks_before_the_commit": (Mistakes(ShrinksBeforeTheCommit), ""),
-    "names_the_life_at_commit": (Mistakes(names_life_at_commit=True), "wipe"),
-    "no_sweep": (Mistakes(sweeps=False), ""),
-    "one_answer_proves": (Mistakes(answers_needed=lambda row: 1), ""),
-    "answers_promise_nothing": (Mistakes(sweep_promises=False), ""),
-    "alters_before_the_sweep": (Mistakes(alters_before_sweep=True), ""),
-    "obeys_for_its_former_life": (Mistakes(ObeysForItsFormerLife), "wipe"),
-    "obeys_old_controllers": (Mistakes(ObeysOldControllers), ""),
-    "counts_under_any_version": (Mistakes(CountsUnderAnyVersion), ""),
-    "takes_old_stamps": (Mistakes(TakesOldStamps), ""),
-    "compares_epoch_numbers_only": (Mistakes(ComparesEpochNumbersOnly), ""),
-    "counts_any_disk": (Mistakes(CountsAnyDisk), "wipe"),
-    "takes_one_log_for_all": (Mistakes(TakesOneLogForAll), ""),
-    "skips_logs_it_has_not_heard_of": (Mistakes(SkipsLogsItHasNotHeardOf), ""),
-    "the_longest_recovers": (Mistakes(recovers=longest), "twice"),
+
+class Planted(NamedTuple):
+    """A mistake, the walks that may meet it, and within how many one does (0: it is told as a story)."""
+
+    mistakes: Mistakes
+    budget: str
+    walks: int
+    # Its number in the list of known mistakes, or the rule that it breaks.
+    known: str
+
+
+MISTAKES: dict[str, Planted] = {
+    "acknowledges_before_sync": Planted(Mistakes(AcknowledgesBeforeSync), "", 500, "MUT1"),
+    "cuts_to_its_watermark": Planted(Mistakes(CutsToItsWatermark), "", 500, "MUT2"),
+    "trusts_a_known_leader": Planted(Mistakes(TrustsAKnownLeader), "", 3000, "MUT3"),
+    "ignores_who_is_about_to_join": Planted(Mistakes(IgnoresWhoIsAboutToJoin), "", 5000, "MUT4"),
+    "shrinks_before_the_commit": Planted(Mistakes(ShrinksBeforeTheCommit), "", 1000, "MUT5"),
+    "names_the_life_at_commit": Planted(Mistakes(names_life_at_commit=True), "wipe", 20000, "MUT7"),
+    "no_sweep": Planted(Mistakes(sweeps=False), "", 0, "MUT8, 11b"),
+    "one_answer_proves": Planted(Mistakes(answers_needed=lambda row: 1), "", 0, "MUT11b"),
+    "answers_promise_nothing": Planted(Mistakes(sweep_promises=False), "", 0, "MUT11"),
+    "alters_before_the_sweep": Planted(Mistakes(alters_before_sweep=True), "", 0, "MUT10"),
+    "obeys_for_its_former_life": Planted(Mistakes(ObeysForItsFormerLife), "wipe", 500, "MUT11c"),
+    "obeys_old_controllers": Planted(Mistakes(ObeysOldControllers), "", 0, "C3"),
+    "counts_under_any_version": Planted(Mistakes(CountsUnderAnyVersion), "", 0, "MUT11d"),
+    "takes_old_stamps": Planted(Mistakes(TakesOldStamps), "", 0, "MUT11d"),
+    "compares_epoch_numbers_only": Planted(Mistakes(ComparesEpochNumbersOnly), "", 0, "C7"),
+    "counts_any_disk": Planted(Mistakes(CountsAnyDisk), "wipe", 5000, "MUT6"),
+    "takes_one_log_for_all": Planted(Mistakes(TakesOneLogForAll), "", 5000, ""),
+    "skips_logs_it_has_not_heard_of": Planted(Mistakes(SkipsLogsItHasNotHeardOf), "", 1000, ""),
+    "the_longest_recovers": Planted(Mistakes(recovers=longest), "twice", 0, ""),
 }
 
 
@@ -625,7 +672,7 @@ def walk(seed: int, mistakes: Mistakes | None = None, budget: Budget | None = No
 
 def first_violation(name: str, walks: int) -> tuple[int, str] | None:
     """(seed, what was lost) of the first walk that a planted mistake goes wrong in."""
-    mistakes, budget = MISTAKES[name]
+    mistakes, budget = MISTAKES[name][:2]
     for seed in range(walks):
         try:
             walk(seed, mistakes, BUDGETS[budget])
@@ -636,9 +683,9 @@ def first_violation(name: str, walks: int) -> tuple[int, str] | None:
 
 def main() -> None:
     walks = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    for name in sys.argv[2:]:
+        print(f"{name}: {first_violation(name, walks) or f'not found in {walks} walks'}", flush=True)
     if len(sys.argv) > 2:
-        for name in sys.argv[2:] if sys.argv[2] != "all" else MISTAKES:
-            print(f"{name}: {first_violation(name, walks) or f'not found in {walks} walks'}", flush=True)
         return
     for name, budget in BUDGETS.items():
         acked = 0

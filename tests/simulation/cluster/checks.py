@@ -2,8 +2,10 @@
 tests.
 
 `History` is what clients know: what they attempted, what was confirmed to them, what they got and settled. `Watch`
-looks into the replicas while they run: who leads in which stint, and whether what is committed is synced where it must
-be. Letters and numbers are those of the list of invariants that the protocol promises (D1, O1, E1 ...).
+looks into the replicas while they run: who leads in which stint, whether what is committed is synced where it must be,
+whether a disk has what a life before said it has, and whether rows are written and obeyed by controllers only whom
+enough replicas have promised. Letters and numbers are those of the list of invariants that the protocol promises (D1,
+O1, E1 ...).
 """
 
 from collections import Counter
@@ -13,14 +15,19 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 from uuid import UUID
 
+from tests.simulation.cluster.database import Database
 from tests.simulation.cluster.node import Life, Machine
 from tests.simulation.cluster.world import World
 
+from headrace.controller.snapshot import Snapshot
+from headrace.core_log.env import Env
+from headrace.core_log.errors import CorruptLog
 from headrace.core_log.ids import Offset
 from headrace.core_log.log import PartitionLog
-from headrace.core_log.replication.assignment import Stint
+from headrace.core_log.replication.assignment import NO_BALLOT, Assignment, Ballot, Member, Stint
 from headrace.core_log.replication.messages import LogId
 from headrace.core_log.replication.shard import ShardReplica
+from headrace.shards import Shards
 
 
 class Place(NamedTuple):
@@ -106,11 +113,15 @@ class Watch:
         # What is committed: the batch that holds an offset, by its hash.
         self.batches: dict[tuple[UUID, int], dict[int, tuple[int, bytes]]] = {}
         self.epochs: dict[int, int] = {}
+        # The highest ballot that a node has ever had on its disk for a shard.
+        self.promised: dict[tuple[int, int], Ballot] = {}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         begin_to_lead = ShardReplica._begin_to_lead
         advance = ShardReplica._advance
+        open_replica, keep, obey = ShardReplica.open, ShardReplica.keep, ShardReplica.obey
+        is_damaged, written = Shards._is_damaged, Database.written
 
         def began(replica: ShardReplica) -> None:
             begin_to_lead(replica)
@@ -126,10 +137,66 @@ class Watch:
                 if log.high_watermark > mark:
                     self._committed(replica, log)
 
+        async def opened(replica: ShardReplica, *, clean: bool) -> None:
+            await open_replica(replica, clean=clean)
+            self._has_opened(replica)
+
+        async def damaged(shards: Shards, env: Env, number: int, member: Member, error: CorruptLog) -> Any:
+            self.world.violated(f"D7: nothing rots, and shard {number} is damaged on node {member.node}: {error}")
+            return await is_damaged(shards, env, number, member, error)
+
+        async def kept(replica: ShardReplica) -> None:
+            await keep(replica)
+            place = replica.shard, replica.member.node
+            ballot = NO_BALLOT if replica._saved is None else replica._saved.ballot
+            self.promised[place] = max(ballot, self.promised.get(place, NO_BALLOT))
+
+        async def obeyed(replica: ShardReplica, ballot: Ballot, row: Assignment) -> bool:
+            before, is_proven = replica.replica.kept, self._is_proven(replica.shard, row, ballot)
+            found = await obey(replica, ballot, row)
+            now = replica.replica.kept
+            if (now.stint, now.version) != (before.stint, before.version) and not is_proven:
+                self.world.violated(
+                    f"C1: node {replica.member.node} obeys {ballot}, and too few of shard {replica.shard} promised it"
+                )
+            return found
+
+        def row_written(database: Database, before: Snapshot, ballot: Ballot) -> None:
+            written(database, before, ballot)
+            for number, shard in database.memory.snapshot().shards.items():
+                old = before.shards.get(number)
+                is_new = old is not None and old.assignment != shard.assignment
+                if is_new and not self._is_proven(number, shard.assignment, ballot):
+                    self.world.violated(f"C2: {ballot} writes the row of shard {number}, and too few have promised it")
+
         with ExitStack() as stack:
-            stack.enter_context(patch.object(ShardReplica, "_begin_to_lead", began))
-            stack.enter_context(patch.object(ShardReplica, "_advance", advanced))
+            for target, name, wrapped in (
+                (ShardReplica, "_begin_to_lead", began),
+                (ShardReplica, "_advance", advanced),
+                (ShardReplica, "open", opened),
+                (ShardReplica, "keep", kept),
+                (ShardReplica, "obey", obeyed),
+                (Shards, "_is_damaged", damaged),
+                (Database, "written", row_written),
+            ):
+                stack.enter_context(patch.object(target, name, wrapped))
             yield
+
+    def _is_proven(self, shard: int, row: Assignment, ballot: Ballot) -> bool:
+        """So many replicas have promised this controller that one of them has seen whatever was acknowledged (L5)."""
+        promised = [node for node in row.replicas if self.promised.get((shard, node), NO_BALLOT) >= ballot]
+        return len(promised) >= len(row.replicas) - row.min_isr + 1
+
+    def _has_opened(self, replica: ShardReplica) -> None:
+        """D1: what a life before called synced is on the disk, whatever has ended that life."""
+        machine = self.machines[replica.member.node - 1]
+        for log_id, synced_end in machine.owed.pop(replica.shard, {}).items():
+            log = replica.logs.get(log_id)
+            found = 0 if log is None else int(log.written_end)
+            if found < synced_end:
+                self.world.violated(
+                    f"D1: node {replica.member.node} had synced {log_id} to {synced_end}, and has it to {found} now"
+                )
 
     def _life_of(self, replica: ShardReplica) -> Life | None:
         life = self.machines[replica.member.node - 1].life

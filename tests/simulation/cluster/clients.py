@@ -4,19 +4,21 @@ A client talks to whichever node says that it serves the vhost, so also to one t
 it. What it asks is done in a task of that node; what it is told counts at the moment at which the node says it.
 
     orders     consumed: acked, rejected to `dead`, given back, or held until the consumer crashes
-    kept       published to with numbers by producers that try again, and consumed by nobody
+    kept       published to with numbers by producers that try again, and consumed by nobody before the end
     dead       what was rejected
     later      published to with delays
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
 
 import trio
 from tests.simulation.cluster.checks import History, Place
+from tests.simulation.cluster.members import GroupMember, Progress
 from tests.simulation.cluster.node import Life, Machine
-from tests.simulation.cluster.world import World
+from tests.simulation.cluster.world import EPOCH_US, World
 
 from headrace.controller.changes import create_vhost
 from headrace.controller.errors import OutcomeUnknown
@@ -51,6 +53,8 @@ class Clients:
         self.is_draining = False
         self.publishers: list[Publisher] = []
         self.consumers: list[Consumer] = []
+        self.groups: list[Progress] = []
+        self.members: list[GroupMember] = []
         # What was drained.
         self.seen: set[bytes] = set()
 
@@ -126,6 +130,9 @@ class Clients:
             self.publishers.append(Publisher(self, f"p{number}", vhost, numbered=number % 2 == 1))
         for number, vhost in enumerate(self.vhosts):
             self.consumers.append(Consumer(self, f"c{number}", vhost, ORDERS))
+            group = Progress(self, vhost, [ORDERS, KEPT])
+            self.groups.append(group)
+            self.members += [GroupMember(group, f"m{number}-{place}") for place in range(2)]
 
     def finish(self) -> None:
         """Nothing more is published."""
@@ -142,6 +149,11 @@ class Clients:
             for queue in QUEUES
         ]
 
+    @property
+    def last_due_s(self) -> float:
+        """When nothing is delayed any more: a clock that was set may have made that late."""
+        return (max(self.history.due_us.values(), default=EPOCH_US) - EPOCH_US) / 1e6
+
     def problem_of_rest(self) -> str | None:
         """None: all that is to be there has come, and every queue is empty."""
         for vhost in self.vhosts:
@@ -154,6 +166,10 @@ class Clients:
                         return f"queue {name} of {vhost} is gone"
                     if queue.message_count:
                         return f"queue {name} of {vhost} holds {queue.ready_count} and {queue.unacked_count}"
+        for group in self.groups:
+            problem = group.problem_of_rest()
+            if problem is not None:
+                return problem
         for consumer in self.consumers:
             if consumer.is_busy:
                 return f"consumer {consumer.name} is not done"
@@ -175,6 +191,10 @@ class Publisher:
         self.sequence = 0
         self.count = 0
         self.period_s = self.random.choice((0.3, 0.6))
+        # How likely it is that it tries again what is not confirmed before it goes on.
+        self.tries_again = self.random.choice((0.3, 0.3, 0.02))
+        # What was confirmed last, which it does not know when the answer is lost.
+        self.before: deque[tuple[int, list[bytes]]] = deque(maxlen=4)
         # Of a numbered producer: what is not confirmed yet, in order.
         self.unconfirmed: dict[int, bytes] = {}
         self.world.after(self.random.random(), self._turn)
@@ -257,14 +277,16 @@ class Publisher:
         broker.on_ready()
 
     async def _numbered(self, life: Life) -> None:
-        """The next one, or all that is not confirmed once more."""
+        """The next one, or all that is not confirmed once more, or what was confirmed once more."""
         broker = self._broker(life)
         if broker is None:
             return
         host = broker.vhosts[self.vhost]
         if KEPT not in host.queues:
             return
-        if not self.clients.is_over and (not self.unconfirmed or self.random.random() < 0.7):
+        if self.before and self.random.random() < 0.15:
+            first, bodies = self.random.choice(self.before)
+        elif not self.clients.is_over and (not self.unconfirmed or self.random.random() >= self.tries_again):
             first = self.sequence
             bodies = [self._body() for _ in range(self.random.choice((1, 5)))]
             for body in bodies:
@@ -272,7 +294,7 @@ class Publisher:
                 self.sequence += 1
                 self.history.numbered.add(body)
                 self.history.attempt(self.name, self.vhost, KEPT, body)
-            if self.random.random() < 0.3:
+            if self.random.random() < self.tries_again:
                 first, bodies = self._oldest()
         elif self.unconfirmed:
             first, bodies = self._oldest()
@@ -295,6 +317,7 @@ class Publisher:
 
         def confirmed() -> None:
             if not life.is_dead:
+                self.before.append((first, bodies))
                 for number, body in enumerate(bodies, first):
                     if self.unconfirmed.pop(number, None) is not None:
                         self.history.confirmed(body, None)
@@ -451,6 +474,8 @@ class _Session:
                     with suppress(DiskFull):
                         queue.reject(stretch)
                         self.history.rejected.update(keys)
+                        if random.random() < 0.5:
+                            await broker.write_journal()
                 case chance if chance < 0.9:
                     queue.give_back([stretch])
                 case chance if chance < 0.95:

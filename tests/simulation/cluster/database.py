@@ -46,6 +46,10 @@ class Database:
             self._states.append(state)
             del self._states[:-KEPT_MAX]
 
+    def written(self, before: Snapshot, ballot: Ballot | None) -> None:
+        """Somebody's changes are in it, made as the controller of this ballot; for who looks on."""
+        self.moved()
+
     def remember(self) -> None:
         """What is known now is not forgotten."""
         self._states = [self._state()]
@@ -69,6 +73,13 @@ class Database:
             f"database: back from version {before.version} to {self.memory._snapshot.version}, "
             f"timeline {generation.timeline}"
         )
+
+    def regress_until(self, is_so: Callable[[Snapshot], bool], *, promoted: bool) -> None:
+        """It has forgotten whatever came after the last time that this was so; nothing, if that is not known."""
+        for back, state in enumerate(reversed(self._states)):
+            if is_so(state[0]):
+                self.regress(back, promoted=promoted)
+                return
 
     def open(self, node: int) -> "Connection":
         connection = Connection(self, node)
@@ -103,13 +114,19 @@ class Connection:
         if self._is_unlucky():
             is_done = self._database.random.random() < 0.5
             if is_done:
-                memory.commit(seen, changes, txn, ballot)
-                self._database.moved()
+                self._commit(memory, seen, changes, txn, ballot)
             self._database.world.note(f"database: node {self._node} is not told whether it committed ({is_done})")
             self._database.world.counts["unknown commits"] += 1
             return Unknown()
+        return self._commit(memory, seen, changes, txn, ballot)
+
+    def _commit(
+        self, memory: MemoryStore, seen: Version, changes: Sequence[Change], txn: UUID, ballot: Ballot | None
+    ) -> Committed | Lost | Unknown:
+        before = memory.snapshot()
         found = memory.commit(seen, changes, txn, ballot)
-        self._database.moved()
+        if isinstance(found, Committed):
+            self._database.written(before, ballot)
         return found
 
     def resolve(self, seen: Version, txn: UUID) -> Committed | NotCommitted | Lost:

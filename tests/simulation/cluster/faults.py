@@ -5,6 +5,7 @@ What the protocol promises is respected: at most min ISR - 1 disks are lost for 
 moment, and together. Neighbours: node.py, net.py, disk.py and database.py can do it; town.py says when it ends.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,6 +14,7 @@ from tests.simulation.cluster.net import Net
 from tests.simulation.cluster.node import Life, Machine
 from tests.simulation.cluster.world import World
 
+from headrace.core_log.replication.shard import ShardReplica
 from headrace.core_log.storage.tree import files
 
 WALL_STEP_US = 300_000_000
@@ -42,6 +44,9 @@ class Faults:
         self._mean_s = self.random.choice((0.3, 0.6, 1.2))
         self._quiet_until = 0.0
         self._end = world.now + seconds
+        # Whose processes stay away for now; how many stories are being told.
+        self._kept_down: set[int] = set()
+        self._stories = 0
 
     def _drawn(self) -> list[str]:
         known = sorted(name[5:] for name in dir(self) if name.startswith("_may_"))
@@ -79,9 +84,15 @@ class Faults:
                 machine.life.die("since it leads")
                 return
 
+    @property
+    def is_done(self) -> bool:
+        """No story is in the middle."""
+        return not self._stories
+
     def stop(self) -> None:
         """Everything is as it should be again."""
         self.is_over = True
+        self._kept_down.clear()
         self.net.cut.clear()
         self.net.slow.clear()
         self.net.mend()
@@ -121,7 +132,9 @@ class Faults:
         )
 
     def _start(self, machine: Machine) -> None:
-        if machine.life is None and not self.world.is_over:
+        if machine.number in self._kept_down:
+            self.world.after(0.2, lambda: self._start(machine))
+        elif machine.life is None and not self.world.is_over:
             machine.start()
 
     def _for_a_while(self, undo: Callable[[], None], *choices: float) -> None:
@@ -274,6 +287,120 @@ class Faults:
             self._for_a_while(lambda: setattr(self.database, "is_away", False), 1.0, 4.0)
         if self.random.random() < 0.4:
             self._for_a_while(lambda: life.die("while its followers change"), 0.3, 1.5, 3.0)
+        return True
+
+    # -- stories: one thing after the other, each when the one before has had its effect ------------------------
+
+    def _tell(self, *scenes: Callable[[], bool], patience_s: float) -> None:
+        """Go on with the next when one is over (True), and leave it when it takes too long."""
+        self._stories += 1
+        left = deque(scenes)
+        given_up_at = self.world.now + patience_s
+
+        def look() -> None:
+            while not self.is_over and left and left[0]():
+                left.popleft()
+            if self.is_over or not left or self.world.now > given_up_at:
+                self._stories -= 1
+                self._kept_down.clear()
+            else:
+                self.world.after(0.05, look)
+
+        look()
+
+    def _one_led(self) -> tuple[Machine, ShardReplica, Machine] | None:
+        """Who leads a shard, and one of its followers that is in sync and up."""
+        for machine in self.machines:
+            if machine.life is None or not _leads(machine.life):
+                continue
+            replica = next(one for one in machine.life.replicas.values() if one.replica.is_leader)
+            row = replica.replica.assignment
+            assert row is not None
+            found = [self.machines[node - 1] for node in sorted(row.in_sync_nodes - {machine.number})]
+            found = [one for one in found if one.life is not None]
+            if found:
+                return machine, replica, self.random.choice(found)
+        return None
+
+    def _falls_out(self, replica: ShardReplica, follower: Machine) -> Callable[[], bool]:
+        """It is killed, and stays away until the in-sync set is without it."""
+        self._kept_down.add(follower.number)
+        assert follower.life is not None
+        follower.life.die("and falls behind")
+
+        def scene() -> bool:
+            row = replica.replica.assignment
+            return row is not None and follower.number not in row.in_sync_nodes
+
+        return scene
+
+    def _may_rejoin(self) -> bool:
+        """A follower comes back, and is out of reach again before the store has heard that it is in sync."""
+        found = self._one_led()
+        if found is None:
+            return False
+        leader, replica, follower = found
+
+        def comes_back() -> bool:
+            self.database.is_away = True
+            self._kept_down.discard(follower.number)
+            return True
+
+        def joins() -> bool:
+            pending = replica.replica.pending
+            return pending is not None and pending.joining is not None
+
+        def is_cut_off() -> bool:
+            self._cut({(leader.number, follower.number), (follower.number, leader.number)})
+            self._for_a_while(lambda: setattr(self.database, "is_away", False), 1.0, 3.0)
+            return True
+
+        self._tell(self._falls_out(replica, follower), comes_back, joins, is_cut_off, patience_s=5.0)
+        return True
+
+    def _may_forget(self) -> bool:
+        """The store forgets that a follower is not in sync any more, and that one is the first to be there again."""
+        found = self._one_led()
+        if found is None or self.database.regressions >= 2:
+            return False
+        _leader, replica, follower = found
+        alone_s = self.random.choice((3.0, 8.0, 12.0))
+        since_s = until_s = 0.0
+
+        def begins_to_wait() -> bool:
+            nonlocal since_s
+            since_s = self.world.now
+            return True
+
+        def has_gone_on() -> bool:
+            """Others have committed without it."""
+            return self.world.now > since_s + 0.8
+
+        def is_forgotten() -> bool:
+            nonlocal until_s
+            for machine in self.machines:
+                if machine is not follower and machine.life is not None:
+                    self._kept_down.add(machine.number)
+                    machine.life.die("and those who were in sync are away")
+            self.database.regress_until(
+                lambda snapshot: follower.number in snapshot.shards[replica.shard].assignment.in_sync_nodes,
+                promoted=self.random.random() < 0.5,
+            )
+            self._kept_down.discard(follower.number)
+            until_s = self.world.now + alone_s
+            return True
+
+        def was_alone() -> bool:
+            return self.world.now > until_s
+
+        self._tell(
+            self._falls_out(replica, follower),
+            begins_to_wait,
+            has_gone_on,
+            is_forgotten,
+            was_alone,
+            patience_s=alone_s + 6.0,
+        )
         return True
 
     def _cut(self, directions: set[tuple[int, int]]) -> None:

@@ -5,7 +5,7 @@ Numbers are those of the known mistakes of other systems that the design lists; 
 of thousands of runs are planted in the walks (tests/simulation/partition_walk.py), which are cheaper.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from tests.simulation.partition_walk import (
 
 from headrace.controller import brain as brain_module
 from headrace.controller import elections
-from headrace.controller.brain import Brain, Trust
+from headrace.controller.brain import Brain, ToOrder, Trust
 from headrace.controller.elections import Verdict
 from headrace.core_log.committer import Committer
 from headrace.core_log.errors import DiskFull
@@ -36,6 +36,8 @@ from headrace.core_log.replication.replica import Replica
 from headrace.core_log.replication.shard import ShardReplica
 from headrace.core_log.storage.memory import MemoryStorage, Planted
 from headrace.gateways.delivery.broker import Broker
+from headrace.gateways.delivery.consumer_groups import ConsumerGroup
+from headrace.gateways.delivery.journal import OutboxState
 from headrace.gateways.delivery.queue import Queue
 from headrace.gateways.delivery.transfers import Transfers
 
@@ -162,6 +164,11 @@ def _is_always_sound(report: Report, isr: object) -> bool:
     return True
 
 
+def _order_whoever_is_there(self: Brain, number: int, row: Assignment, nodes: Collection[int]) -> None:
+    """Orders go to whoever has a session, and whichever life the row names."""
+    self._effects += [ToOrder(node, number, row) for node in sorted(nodes) if node in self._sessions]
+
+
 def _elects_anybody(
     row: Assignment, active: Mapping[int, Member], ballot: Ballot, *, prefer: Sequence[int] = ()
 ) -> Assignment | None:
@@ -171,15 +178,32 @@ def _elects_anybody(
 
 # -- queues ----------------------------------------------------------------------------------------------------------
 
-_append = Transfers._append
+_number = Transfers.number
+_state = Transfers.state
+_settle = Transfers._settle
 _publish = Broker.publish
 _write_journal = Broker.write_journal
 
 
-def _settle_when_sent(self: Transfers, queue: Queue, move: Any, transfer: Any) -> None:
-    """The source is settled when the dead letter is written, not when it is committed."""
-    with patch.object(PartitionLog, "when_committed", lambda log, reached, done: done()):
-        _append(self, queue, move, transfer)
+def _number_and_settle(self: Transfers, queue: Queue) -> Any:
+    """What is on its way to another log is settled in the state that numbers it, before it is sent."""
+    found = _number(self, queue)
+    for transfer in found:
+        stretch = transfer.what.stretch
+        stretch.lane.settle(stretch.seq, stretch.count)
+    return found
+
+
+def _state_of_nothing_sent(self: Transfers, queue: Queue) -> Any:
+    boxes, waiting = _state(self, queue)
+    return [OutboxState(one.stream, one.partition, one.next_number, []) for one in boxes], waiting
+
+
+def _settle_numbers(self: Transfers, queue: Queue, move: Any, transfer: Any) -> None:
+    if transfer is None:
+        _settle(self, queue, move, transfer)
+    else:
+        self._outbox(queue).settle(transfer)
 
 
 def _refuse_what_was_appended(self: Broker, *arguments: Any, **options: Any) -> int | None:
@@ -194,8 +218,18 @@ async def _journal_later(self: Broker, only: Any = None) -> int:
     return 0 if only is None and self.env.random.random() < 0.3 else await _write_journal(self, only)
 
 
-_IN_SYNC = ("straggler", "slownet", "kill", "nodatabase")
-_REGRESSION = ("regress", "straggler", "isolate", "kill")
+# -- consumer groups -------------------------------------------------------------------------------------------------
+
+_check_commit = ConsumerGroup.check_commit
+
+
+def _any_generation(self: ConsumerGroup, member_id: str, generation: int, offsets: Any) -> None:
+    """Whoever holds a partition may commit, in whichever generation it believes to be."""
+    _check_commit(self, member_id, self.generation, offsets)
+
+
+_IN_SYNC = ("rejoin", "straggler", "slownet", "kill", "nodatabase")
+_REGRESSION = ("forget", "regress", "straggler", "isolate", "kill")
 
 MUTANTS = (
     Mutant("MUT1 acknowledged before the sync", 500, ((Committer, "_sync", _sync_with_the_next),)),
@@ -243,16 +277,41 @@ MUTANTS = (
         ((Brain, "alter", _alter_before_the_sweep),),
         kinds=_REGRESSION,
     ),
-    Mutant("MUT11c orders for a former life are obeyed", 500, ((shard_module, "Replica", ObeysForItsFormerLife),)),
-    Mutant("MUT12 a failed sync is tried again", 500, ((Committer, "_sync", _retry_sync),), planted="no-poison"),
+    Mutant(
+        "MUT11c orders for a former life are obeyed",
+        500,
+        ((Brain, "_order", _order_whoever_is_there), (shard_module, "Replica", ObeysForItsFormerLife)),
+        kinds=("wipe", "kill"),
+    ),
+    Mutant(
+        "MUT12 a failed sync is tried again",
+        500,
+        ((Committer, "_sync", _retry_sync),),
+        planted="no-poison",
+        kinds=("badsync", "power"),
+    ),
     Mutant("MUT14 folders are not synced", 1000, planted="no-dir-sync"),
     Mutant(
         "MUT15 producers are forgotten with their segment",
         2000,
         ((PartitionLog, "_producer_snapshot", _forget_producers),),
     ),
-    Mutant("MUT16 numbers that were cut count as taken", 2000, ((ProducerTable, "withdraw", _nothing),)),
-    Mutant("MUT18 a dead letter's source is settled first", 500, ((Transfers, "_append", _settle_when_sent),)),
+    Mutant(
+        "MUT16 numbers that were cut count as taken",
+        2000,
+        ((ProducerTable, "withdraw", _nothing),),
+        kinds=("isolate", "pause"),
+    ),
+    Mutant(
+        "MUT18 a dead letter's source is settled first",
+        500,
+        (
+            (Transfers, "number", _number_and_settle),
+            (Transfers, "state", _state_of_nothing_sent),
+            (Transfers, "_settle", _settle_numbers),
+        ),
+    ),
+    Mutant("MUT20 commits of an old generation count", 500, ((ConsumerGroup, "check_commit", _any_generation),)),
     Mutant("MUT24 refused after it was appended", 1000, ((Broker, "publish", _refuse_what_was_appended),)),
     Mutant("no sync does anything", 500, planted="no-sync"),
     Mutant("anybody may be elected", 500, ((brain_module, "elected", _elects_anybody),)),

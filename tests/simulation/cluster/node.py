@@ -32,6 +32,7 @@ from headrace.core_log.peer.frames import Hello, Purpose
 from headrace.core_log.peer.link import PeerLink
 from headrace.core_log.replication.assignment import Member
 from headrace.core_log.replication.config import ReplicationConfig
+from headrace.core_log.replication.messages import LogId
 from headrace.core_log.replication.shard import ShardReplica
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.node import CLEAN, open_identity, take_clean_marker
@@ -68,6 +69,8 @@ class Machine:
         # By how much its wall clock is wrong, and the latest that it has ever shown.
         self.wall_offset_us = 0
         self._wall_us_max = 0
+        # By shard: how far the logs of the last life said that they were synced, which the next one must find.
+        self.owed: dict[int, dict[LogId, int]] = {}
         self.life: Life | None = None
         self.lives = 0
         self.buried: list[Life] = []
@@ -92,6 +95,10 @@ class Machine:
         """Its process is gone; the disk stays as it was written."""
         self.buried.append(life)
         self.life = None
+        self.owed |= {
+            number: {log_id: int(log.synced_end) for log_id, log in replica.logs.items()}
+            for number, replica in life.replicas.items()
+        }
         self.disk = self.disk.process_crash()
         self.net.lives.pop(self.number, None)
         if silently:
@@ -111,7 +118,8 @@ class Machine:
 
     def wipe(self) -> None:
         assert self.life is None
-        self.disk = MemoryStorage()
+        self.disk = MemoryStorage(planted=self.disk.planted)
+        self.owed = {}
 
 
 class _Clock:
@@ -155,7 +163,7 @@ class Life:
         self.listens = False
         self.is_serving = False
         self.member: Member | None = None
-        self.shards: Shards
+        self.shards: Shards | None = None
         self.agent: ClusterAgent
         self.clock = LoopClock(lambda: self.world.now, machine.rate, self.random.uniform(0, 1e5))
         self.loop = Loop(self.clock, self._main)
@@ -363,7 +371,7 @@ class Life:
     @property
     def replicas(self) -> dict[int, ShardReplica]:
         """Those that are not damaged."""
-        return {number: kept.replica for number, kept in self.shards._kept.items()}
+        return {} if self.shards is None else {number: kept.replica for number, kept in self.shards._kept.items()}
 
     def service(self, vhost: str) -> Service | None:
         return self.shards.here(vhost) if self.is_serving and not self.is_dead else None

@@ -28,6 +28,8 @@ FOUNDING_S = 60.0
 # So long after the last fault everything is at rest.
 REST_S = 120.0
 ACKED_MIN = 50
+# So long a story that is told when the time of faults is over may take to its end.
+STORY_S = 20.0
 # So long they may go on after the last fault to have published as much.
 BUSY_S = 40.0
 
@@ -158,6 +160,7 @@ class Town:
         )
         faults.begin()
         world.run_until(world.now + self.fault_s)
+        world.run_until(world.now + STORY_S, lambda: faults.is_done)
         if not world.counts["leader changes"]:
             faults.change_a_leader()
         faults.stop()
@@ -169,7 +172,7 @@ class Town:
         check_logs(world, self.machines, self.history, self.shards)
         world.raise_violation()
         self.clients.drain()
-        self._rest(end + REST_S, self.clients.problem_of_rest)
+        self._rest(max(end, self.clients.last_due_s) + REST_S, self.clients.problem_of_rest)
         check_queues(world, self.history)
         world.raise_violation()
 
