@@ -209,6 +209,23 @@ def one_holds_more_of_what_does_not_count(story: Story) -> None:
     story.elect(1, 2)
 
 
+def one_has_all_of_one_log_and_nothing_of_the_other(story: Story) -> None:
+    """It asks to be in sync again, and is the only one left."""
+    leader = story.nodes[0]
+    story.leave_out(2)
+    story.hear(0)
+    story.follow(1)
+    story.write(0, LOGS[1])
+    story.follow(1)
+    story.acknowledge(leader)
+    assert story.acked
+    story.follow(2, LOGS[:1])
+    if 2 in leader.replica.caught_up():
+        story.alter(story.reigning, leader.replica.expand(2))
+        story.hear(0)
+    story.elect(2)
+
+
 STORIES: dict[str, Callable[[Story], None]] = {
     "no_sweep": one_who_fell_behind_is_the_first_to_answer,
     "one_answer_proves": one_who_fell_behind_is_the_first_to_answer,
@@ -218,6 +235,7 @@ STORIES: dict[str, Callable[[Story], None]] = {
     "counts_under_any_version": a_row_that_only_its_leader_knows,
     "takes_old_stamps": a_forgotten_row_is_taken_over_after_the_sweep,
     "compares_epoch_numbers_only": two_lead_in_epochs_of_one_number,
+    "takes_one_log_for_all": one_has_all_of_one_log_and_nothing_of_the_other,
     "the_longest_recovers": one_holds_more_of_what_does_not_count,
 }
 

@@ -647,7 +647,7 @@ MISTAKES: dict[str, Planted] = {
     "takes_old_stamps": Planted(Mistakes(TakesOldStamps), "", 0, "MUT11d"),
     "compares_epoch_numbers_only": Planted(Mistakes(ComparesEpochNumbersOnly), "", 0, "C7"),
     "counts_any_disk": Planted(Mistakes(CountsAnyDisk), "wipe", 5000, "MUT6"),
-    "takes_one_log_for_all": Planted(Mistakes(TakesOneLogForAll), "", 5000, ""),
+    "takes_one_log_for_all": Planted(Mistakes(TakesOneLogForAll), "", 0, ""),
     "skips_logs_it_has_not_heard_of": Planted(Mistakes(SkipsLogsItHasNotHeardOf), "", 1000, ""),
     "the_longest_recovers": Planted(Mistakes(recovers=longest), "twice", 0, ""),
 }

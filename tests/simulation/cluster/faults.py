@@ -358,6 +358,52 @@ class Faults:
         self._tell(self._falls_out(replica, follower), comes_back, joins, is_cut_off, patience_s=5.0)
         return True
 
+    def _may_depose(self) -> bool:
+        """A leader that nobody reaches is followed by another, loses what only it has, and leads again."""
+        found = self._one_led()
+        if found is None:
+            return False
+        old, replica, _follower = found
+        others = [machine for machine in self.machines if machine is not old]
+        directions = {(old.number, other.number) for other in others} | {(other.number, old.number) for other in others}
+        epoch = replica.replica.kept.stint.epoch
+        self.world.note(f"node {old.number}: nobody reaches it, nor does it reach the database")
+        self.net.cut |= directions
+        self.database.cut.add(old.number)
+
+        def successor() -> tuple[Machine, ShardReplica] | None:
+            for machine in others:
+                one = None if machine.life is None else machine.life.replicas.get(replica.shard)
+                if one is not None and one.replica.is_leader and one.replica.kept.stint.epoch > epoch:
+                    return machine, one
+            return None
+
+        def is_over() -> bool:
+            if successor() is None:
+                return False
+            self.net.cut -= directions
+            self.net.mend()
+            self.database.cut.discard(old.number)
+            return True
+
+        def is_in_sync_again() -> bool:
+            led = successor()
+            row = None if led is None else led[1].replica.assignment
+            if led is None or row is None or old.number not in row.in_sync_nodes:
+                return False
+            machine = led[0]
+            assert machine.life is not None
+            self._kept_down.add(machine.number)
+            machine.life.die("and whom it deposed is there")
+            return True
+
+        def leads_again() -> bool:
+            one = None if old.life is None else old.life.replicas.get(replica.shard)
+            return one is not None and one.replica.is_leader and one.replica.kept.stint.epoch > epoch
+
+        self._tell(is_over, is_in_sync_again, leads_again, patience_s=16.0)
+        return True
+
     def _may_forget(self) -> bool:
         """The store forgets that a follower is not in sync any more, and that one is the first to be there again."""
         found = self._one_led()

@@ -300,7 +300,7 @@ MUTANTS = (
         "MUT16 numbers that were cut count as taken",
         2000,
         ((ProducerTable, "withdraw", _nothing),),
-        kinds=("isolate", "pause"),
+        kinds=("depose", "isolate"),
     ),
     Mutant(
         "MUT18 a dead letter's source is settled first",
