@@ -3,19 +3,22 @@
 Three processes with a data directory each, linked over loopback; this one leads. The log alone, no broker: sixteen
 publishers append fifty records of 100 B at a time and wait for the commit, as AMQP connections with confirms do. Cost:
 messages per CPU second of the leader's process, with two followers in sync beside a directory of its own with none. A
-broker spends most of its time on its clients, so what it loses is less: the detail says how much CPU time the followers
-cost for each message, and the share of a broker's that is.
+broker spends most of its time on its clients, so what it loses is less. That is measured with brokers: scenario A1-100
+(scenarios.py) against a node alone and against the leader of three, turn by turn, messages per CPU second of that one
+process.
 
-`python -m bench.replication 5` has a follower catch up with 5 GB (1 unless said).
+`python -m bench.replication 5` has a follower catch up with 5 GB (1 unless said); `python -m bench.replication broker`
+measures what a leader loses, and nothing else.
 """
 
 import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from random import Random
+from statistics import median
 from subprocess import PIPE, Popen
 from typing import NamedTuple
 from uuid import UUID
@@ -23,6 +26,11 @@ from uuid import UUID
 import trio
 
 from bench.claim import Better, Claim
+from bench.comparison import broken_promise
+from bench.peers.headrace import Headrace
+from bench.peers.headrace_cluster import HeadraceCluster
+from bench.peers.peer import NotInstalled
+from bench.scenarios import SCENARIOS, play
 from bench.scratch import open_directory, scratch_folder
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
@@ -44,8 +52,9 @@ GIGABYTES = 1
 LARGE = 10_000
 BALLOT = Ballot(1, 1)
 SECRET = b"nobody else is on loopback"
-# What a broker of ours does with persistent 100 B messages and confirms (bench/amqp_throughput.py, A1), for scale.
-BROKER_PER_CPU_S = 150_000
+SCENARIO = "A1-100"
+# Turns of each of the two brokers.
+TURNS = 3
 PATIENT = ReplicationConfig(lag_s=600, gone_s=600)
 
 
@@ -219,28 +228,44 @@ def bare_write_mb_s(folder: Path, size: int = 500_000_000) -> float:
     return size / 1e6 / (time.monotonic() - begun)
 
 
+def lost_by_leader(seconds: float) -> Claim:
+    """What replication costs a broker that leads, of what it does alone."""
+    name = "what a leader of three loses of a node alone, messages per CPU second of its process"
+    scenario = next(one for one in SCENARIOS if one.name == SCENARIO)
+    rates: dict[str, list[float]] = {"alone": [], "leads": []}
+    with ExitStack() as up:
+        try:
+            leader = up.enter_context(HeadraceCluster(is_one_node=True).start())
+        except NotInstalled as error:
+            return Claim(name, None, 0.3, Better.LESS, "lost", str(error))
+        servers = {"alone": up.enter_context(Headrace("amqp").start()), "leads": leader}
+        for _ in range(TURNS):
+            for which, server in servers.items():
+                result = play(scenario, server, seconds)[SCENARIO]
+                wrong = broken_promise(result)
+                if wrong is not None:
+                    return Claim(name, 1.0, 0.3, Better.LESS, "lost", f"the one that is {which}: {wrong}")
+                rates[which].append(float(result["received_per_server_cpu_s"]))
+    single, leading = median(rates["alone"]), median(rates["leads"])
+    detail = f"{SCENARIO}, median of {TURNS}: {leading:,.0f} against {single:,.0f} messages per CPU second"
+    return Claim(name, 1 - leading / single, 0.3, Better.LESS, "lost", detail)
+
+
 def claim(gigabytes: int = GIGABYTES, seconds: float = SECONDS) -> list[Claim]:
     with scratch_folder() as folder:
         one_count, one_cpu = trio.run(alone, folder / "alone", seconds)
         count, cpu = trio.run(replicated, folder / "replicated", seconds)
         rate, ours, theirs = trio.run(catch_up, folder / "far", gigabytes)
         disk = bare_write_mb_s(folder)
+    lost = lost_by_leader(seconds)
     single, shared = one_count / one_cpu, count / cpu
     extra = max(0.0, 1 / shared - 1 / single)
-    lost = 1 - 1 / (1 + extra * BROKER_PER_CPU_S)
     detail = (
         f"{shared:,.0f} against {single:,.0f} messages per CPU second of the leader, {extra * 1e6:.2f} us more each"
     )
     return [
         Claim("a leader with two followers beside a log alone", shared / single, None, detail=detail),
-        Claim(
-            f"what that is of a broker that does {BROKER_PER_CPU_S:,} messages per CPU second",
-            lost,
-            0.3,
-            Better.LESS,
-            "lost",
-            detail,
-        ),
+        lost,
         Claim(
             "a follower catches up",
             rate,
@@ -258,8 +283,10 @@ def main() -> None:
         folder, node, port, in_sync = sys.argv[2:]
         trio.run(follow, Path(folder), int(node), int(port), int(in_sync))
         return
-    for one in claim(int(sys.argv[1]) if len(sys.argv) > 1 else GIGABYTES):
-        print(f"{one.name}: {one.figure:.3g} {one.unit} ({one.verdict.value}); {one.detail}")
+    found = [lost_by_leader(SECONDS)] if sys.argv[1:2] == ["broker"] else claim(*map(int, sys.argv[1:2]))
+    for one in found:
+        figure = "not run" if one.figure is None else f"{one.figure:.3g}"
+        print(f"{one.name}: {figure} {one.unit} ({one.verdict.value}); {one.detail}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from interop.ports import free_ports
 
-from bench.peers.peer import NotInstalled, Running, private_directory, process
+from bench.peers.peer import NotInstalled, Running, StartFailed, private_directory, process
 from headrace import __version__
 from headrace.local_postgres import LocalPostgres, NoPostgres
 
@@ -25,6 +25,8 @@ class HeadraceCluster:
     proto: str = "amqp"
     count: int = 3
     relayed: bool = False
+    # CPU time is that of the node that the load goes to, not that of all of them.
+    is_one_node: bool = False
 
     @contextmanager
     def start(self) -> Iterator[Running]:
@@ -32,19 +34,31 @@ class HeadraceCluster:
             log = home / "log"
             command = [sys.executable, "-m", "headrace", "cluster", "up", "--nodes", str(self.count)]
             command += ["--free-ports", "--store", store, "--data", str(home / "data")]
-            with process(command, log, lambda: self._port(log) is not None) as nodes:
-                port = self._port(log)
-                assert port is not None
-                yield Running(self.name, self.proto, port, nodes.pid, __version__, log)
+            with process(command, log, lambda: self._node(log) is not None) as nodes:
+                found = self._node(log)
+                assert found is not None
+                number, port = found
+                pid = _process_of(nodes.pid, number) if self.is_one_node else nodes.pid
+                yield Running(self.name, self.proto, port, pid, __version__, log)
 
-    def _port(self, log: Path) -> int | None:
+    def _node(self, log: Path) -> tuple[int, int] | None:
+        """Where the load goes, and its port; None: not everything is up yet."""
         told = log.read_text(errors="replace")
         ports = {int(node): int(port) for node, port in re.findall(r"node (\d+): ready .*\bamqp=\S+:(\d+)", told)}
         leader = re.findall(r"node (\d+): .*: shard 0 is served", told)
         if "cluster ready" not in told or not leader:
             return None
         wanted = [node for node in sorted(ports) if (node == int(leader[-1])) is not self.relayed]
-        return ports[wanted[0]]
+        return wanted[0], ports[wanted[0]]
+
+
+def _process_of(parent: int, number: int) -> int:
+    """The process of one node among those that `headrace cluster up` has started."""
+    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"--node-id" in words and words[words.index(b"--node-id") + 1] == b"%d" % number:
+            return pid
+    raise StartFailed(f"node {number} is not there")
 
 
 @contextmanager
