@@ -125,6 +125,9 @@ class _Watch:
     # The latest row that some node kept.
     evidence: Assignment | None = None
     request: AlterIsr | None = None
+    # The highest epoch that a replica was fenced for, or led in, beside the row's: below it, or in it, that one follows
+    # nobody.
+    stranded: int = 0
     # Nobody can be elected: said once.
     is_offline: bool = False
 
@@ -215,6 +218,8 @@ class Brain:
                 self._effects.append(ToFence(member.node, number, watch.fence))
             case Trust.PROVEN:
                 self._order(number, self.snapshot.shards[number].assignment, {member.node})
+                # It may have been fenced for an election that was never held.
+                self._effects.append(ToAsk(member.node, number))
 
     def left(self, node: int, now_s: float) -> None:
         """A session has ended, or none can be had: nobody answers there."""
@@ -244,7 +249,13 @@ class Brain:
         watch = self._watches.get(shard)
         if watch is None and self._is_present(shard, report.member):
             self._findings[shard, report.member.node] = report
-        if watch is None or watch.trust is not Trust.ASKING or not self._is_present(shard, report.member):
+        if watch is None or not self._is_present(shard, report.member):
+            return
+        if watch.trust is Trust.PROVEN:
+            row = self.snapshot.shards[shard].assignment
+            if report.stint.epoch >= row.epoch and report.stint != row.stint:
+                watch.stranded = max(watch.stranded, report.stint.epoch)
+        if watch.trust is not Trust.ASKING:
             return
         watch.reports[report.member.node] = report
         self._judge(shard, watch)
@@ -638,16 +649,17 @@ class Brain:
         is_led = leader is not None and leader.incarnation == row.leader_incarnation
         if is_led and self.snapshot.nodes[row.leader].state is NodeState.ACTIVE:
             watch.is_offline = False
-            return None
+            return self._above(row, watch.stranded)
         if not is_led and row.leader in self._expected:
             return None
         staying = {node: one for node, one in active.items() if self.snapshot.nodes[node].state is NodeState.ACTIVE}
         prefer = shard.target or row.replicas
         if is_led:
             return self._handed_over(row, staying, prefer)
-        found = elected(row, staying, self.ballot, prefer=prefer)
+        above = row if watch.stranded < row.epoch else replace(row, epoch=watch.stranded)
+        found = elected(above, staying, self.ballot, prefer=prefer)
         if found is None:
-            found = elected(row, active, self.ballot, prefer=prefer)
+            found = elected(above, active, self.ballot, prefer=prefer)
             if found is None and not watch.is_offline:
                 watch.is_offline = True
                 self._note(
@@ -655,6 +667,12 @@ class Brain:
                     "sound"
                 )
         return found
+
+    def _above(self, row: Assignment, stranded: int) -> Assignment | None:
+        """The same leader in a later epoch, where a replica could not follow it in this one; None: all can."""
+        if stranded < row.epoch:
+            return None
+        return replace(row, epoch=stranded + 1, version=RowVersion(row.version.number + 1, self.ballot))
 
     def _handed_over(self, row: Assignment, to: Mapping[int, Member], prefer: Sequence[int]) -> Assignment | None:
         """Another leads, though the one who does is there: one of the in-sync set, and nobody leaves that by it."""

@@ -16,6 +16,7 @@ from headrace.core_log.ids import ViewId
 from headrace.core_log.replication.assignment import (
     NO_STINT,
     NO_VERSION,
+    NOBODY,
     Assignment,
     Ballot,
     Copy,
@@ -476,6 +477,33 @@ def test_a_leader_that_comes_back_in_the_same_life_goes_on() -> None:
     term.join(ONE)
     assert term.settle() == []
     assert term.row() == ROW
+
+
+@pytest.mark.parametrize("stint", [Stint(ROW.epoch, NOBODY), Stint(ROW.epoch + 2, NOBODY), Stint(ROW.epoch, 3)])
+def test_a_replica_that_was_fenced_for_an_election_never_held_is_led_in_an_epoch_that_it_can_follow(
+    stint: Stint,
+) -> None:
+    """It answers after the row is proven by the others (seed 481 of the simulator)."""
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO)
+    term.join(THREE)
+    assert ToAsk(3, 0) in term.take()
+    term.report(THREE, stint=stint)
+    term.settle()
+    row = term.row()
+    assert (row.leader, row.leader_incarnation, row.isr) == (ROW.leader, ROW.leader_incarnation, ROW.isr)
+    assert row.epoch == stint.epoch + 1
+    assert {order.node for order in orders(term.take()) if order.assignment == row} == {1, 2, 3}
+
+
+def test_whoever_is_elected_leads_above_a_replica_that_was_fenced() -> None:
+    term = Term(stored(ROW))
+    term.prove(ONE, TWO)
+    term.join(THREE)
+    term.report(THREE, stint=Stint(ROW.epoch + 2, NOBODY))
+    term.brain.left(1, 1.0)
+    term.settle()
+    assert (term.row().leader, term.row().epoch) == (2, ROW.epoch + 3)
 
 
 # -- the in-sync set
