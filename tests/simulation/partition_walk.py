@@ -596,7 +596,7 @@ class SkipsLogsItHasNotHeardOf(Replica):
         return min([log.synced_end, *(one.synced[log_id] for one in counted if log_id in one.synced)])
 
 
-def longest(row, replies, fence, ballot):
+def longest(row, replies, fence, ballot, there):
     """The recovery that is right for a shard of one log: the longest leads."""
     sound = [one for one in replies if not one.is_blank and not one.is_corrupt]
     if len(sound) < answers_needed(row):
