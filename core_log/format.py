@@ -24,6 +24,7 @@ texts stand in the blob block, before the values.
 """
 
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, chain, pairwise
@@ -368,9 +369,14 @@ def _encode_runs(runs: Runs, count: int, fixed: list[bytes]) -> int:
     many = len(runs.values)
     if many == 1 and runs.values[0] == 0:
         return 0
-    fixed.append(struct.pack(f"<{many}q", *runs.values))
-    if many not in (1, count):
-        fixed.append(struct.pack(f"<{many}I", *runs.ends))
+    has_ends = many not in (1, count)
+    if isinstance(runs.values, array):
+        # One copy; for a few integers `pack` takes less.
+        fixed.append(np.asarray(runs.values, dtype="<i8").tobytes())
+        fixed.append(np.asarray(runs.ends).astype("<u4").tobytes() if has_ends else b"")
+    else:
+        fixed.append(struct.pack(f"<{many}q", *runs.values))
+        fixed.append(struct.pack(f"<{many}I", *runs.ends) if has_ends else b"")
     return many
 
 

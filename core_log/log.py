@@ -52,7 +52,7 @@ from headrace.core_log.format import (
 from headrace.core_log.ids import Offset, StreamId
 from headrace.core_log.pool import SegmentPool
 from headrace.core_log.producers import ProducerTable
-from headrace.core_log.record import Gap, Headers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
+from headrace.core_log.record import Gap, Headers, Numbers, Producer, RecordBatch, RouteReference, RouteSet, gap_batch
 from headrace.core_log.segment import Segment
 from headrace.core_log.spec import CHECKPOINT, EPOCHS, PRODUCERS, REMOVED
 from headrace.core_log.storage.contract import Storage
@@ -531,7 +531,7 @@ class PartitionLog:
         *,
         timestamp_us: int,
         attributes: int = 0,
-        expiry_us: int | Sequence[int] = 0,
+        expiry_us: int | Numbers = 0,
         route_set: RouteSet = (),
         origin: int | Sequence[int] = 0,
         tags: tuple[str, ...] = (),

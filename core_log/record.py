@@ -6,8 +6,9 @@ runs, so a publisher's read of 500 messages adds one run, not 500 numbers. Views
 Neighbours: format.py turns a batch into bytes and back, log.py owns the open one.
 """
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -17,6 +18,11 @@ import numpy.typing as npt
 
 from headrace.core_log.ids import Epoch, Offset
 
+# More values than this at once that differ are kept as machine words.
+_FEW = 16
+
+# One number for each record.
+Numbers = Sequence[int] | npt.NDArray[np.int64]
 RouteSet = tuple[int, ...]
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -68,13 +74,17 @@ class RouteReference(NamedTuple):
 
 
 class Runs:
-    """A column in which neighbours are often equal: values, and for each the index after its last record."""
+    """A column in which neighbours are often equal: values, and for each the index after its last record.
+
+    Both are lists, or arrays of 64-bit integers where many records have a value of their own: there to gather, write
+    and look at a column is one copy of its bytes.
+    """
 
     __slots__ = ("ends", "values")
 
     def __init__(self, values: list[int] | None = None, ends: list[int] | None = None) -> None:
-        self.values = [] if values is None else values
-        self.ends = [] if ends is None else ends
+        self.values: MutableSequence[int] = [] if values is None else values
+        self.ends: MutableSequence[int] = [] if ends is None else ends
 
     def add(self, value: int, count: int) -> None:
         if self.values and self.values[-1] == value:
@@ -83,16 +93,24 @@ class Runs:
             self.ends.append((self.ends[-1] if self.ends else 0) + count)
             self.values.append(value)
 
-    def extend(self, values: Sequence[int]) -> None:
+    def extend(self, values: Numbers) -> None:
         """One value for each record that follows. Those that are all alike make one run."""
         count = len(values)
         if count == 0:
             return
-        if values[-1] == values[0] and values.count(values[0]) == count:
-            return self.add(values[0], count)
+        column = np.asarray(values, dtype=np.int64)
+        first = int(column[0])
+        if bool((column == first).all()):
+            return self.add(first, count)
         start = self.ends[-1] if self.ends else 0
-        self.values += values
-        self.ends += range(start + 1, start + count + 1)
+        if count > _FEW and not isinstance(self.values, array):
+            self.values, self.ends = array("q", self.values), array("q", self.ends)
+        if isinstance(self.values, array) and isinstance(self.ends, array):
+            self.values.frombytes(column.tobytes())
+            self.ends.frombytes(np.arange(start + 1, start + count + 1, dtype=np.int64).tobytes())
+        else:
+            self.values += column.tolist()
+            self.ends += range(start + 1, start + count + 1)
 
     def at(self, index: int) -> int:
         return self.values[bisect_right(self.ends, index)]
@@ -107,13 +125,17 @@ class Runs:
             run += 1
 
     def expand(self) -> npt.NDArray[np.int64]:
+        if self.ends and self.ends[-1] == len(self.ends):
+            return np.array(self.values, dtype=np.int64)
         ends = np.asarray(self.ends, dtype=np.int64)
         counts = ends.copy()
         counts[1:] -= ends[:-1]
         return np.repeat(np.asarray(self.values, dtype=np.int64), counts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Runs) and self.values == other.values and self.ends == other.ends
+        return (
+            isinstance(other, Runs) and list(self.values) == list(other.values) and list(self.ends) == list(other.ends)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -222,7 +244,7 @@ class RecordBatch:
         *,
         timestamp_us: int,
         attributes: int = 0,
-        expiry_us: int | Sequence[int] = 0,
+        expiry_us: int | Numbers = 0,
         route_set: RouteSet = (),
         origin: int | Sequence[int] = 0,
         tags: tuple[str, ...] = (),

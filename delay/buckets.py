@@ -26,6 +26,16 @@ def spans_of(dues: Places, now_us: int, config: DelayConfig) -> npt.NDArray[np.i
     return np.where(ahead < near, HOUR_US, np.where(ahead < middle, DAY_US, MONTH_US)).astype(np.int64)
 
 
+def coarser(dues: Places, spans: npt.NDArray[np.int64], count_min: int) -> npt.NDArray[np.int64]:
+    """The same, where whoever is among few in an hour goes to the bucket of the day: a batch, a file and a sync of
+    their own would cost as much as those of many."""
+    hours = spans == HOUR_US
+    _starts, which, counts = np.unique(starts_of(dues[hours], HOUR_US), return_inverse=True, return_counts=True)
+    found = spans.copy()
+    found[hours] = np.where(counts[which.reshape(-1)] < count_min, DAY_US, HOUR_US)
+    return found
+
+
 def starts_of(dues: Places, spans: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
     return dues // spans * spans
 

@@ -11,13 +11,14 @@ Neighbours: firing.py, sorter.py, rescheduling.py, search.py do the work on engi
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import trio
 
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.log import PartitionLog
-from headrace.core_log.record import Headers, Producer
+from headrace.core_log.record import Headers, Numbers, Producer
 from headrace.delay.buckets import name_of
 from headrace.delay.config import DelayConfig
 from headrace.delay.decisions import Cancelled, Rescheduled
@@ -128,7 +129,7 @@ class Delays:
         properties: Sequence[bytes],
         values: Sequence[bytes],
         *,
-        due_us: Sequence[int],
+        due_us: Numbers,
         ids: Sequence[bytes | None] | None = None,
         attributes: int = 0,
         tags: tuple[str, ...] = (),
@@ -146,15 +147,21 @@ class Delays:
         if count == 0:
             return int(self._engine.intake.end)
         now_us = self._clock.wall_us()
-        self._refuse_too_far(max(due_us), now_us)
-        if min(due_us) < 0:
-            due_us = [max(one, 0) for one in due_us]
+        try:
+            dues = np.maximum(np.asarray(due_us, dtype=np.int64), 0)
+        except OverflowError:
+            # Too large for any column, and so too far away; or as far in the past, and so due.
+            self._refuse_too_far(max(due_us), now_us)
+            dues = np.array([max(one, 0) for one in due_us], dtype=np.int64)
+        self._refuse_too_far(int(dues.max()), now_us)
         if ids is not None and any(one is not None for one in ids):
             given = headers if headers is not None else [()] * count
             headers = [more if one is None else ((ID_HEADER, one), *more) for one, more in zip(ids, given, strict=True)]
         log = self._engine.intake
         if producer is not None:
-            end = self._park_once(producer, target, keys, properties, values, due_us, attributes, tags, headers, now_us)
+            end = self._park_once(
+                producer, target, keys, properties, values, dues.tolist(), attributes, tags, headers, now_us
+            )
             self._engine.committer.urgent(log)
             return end
         appended = log.append(
@@ -162,7 +169,7 @@ class Delays:
             properties,
             values,
             timestamp_us=now_us,
-            expiry_us=due_us,
+            expiry_us=dues,
             attributes=attributes,
             tags=(target_tag(target), *tags),
             headers=headers,

@@ -33,7 +33,7 @@ from headrace.delay.decisions import Decision, Merged, Settled, Snapshot
 from headrace.delay.ledger import Ledger
 from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, Places, State
 from headrace.delay.near import NearRing
-from headrace.delay.rows import Rows, by_due, count_targets, joined, rows_of
+from headrace.delay.rows import Rows, count_targets, firing_order, in_order, joined, rows_of
 from headrace.delay.run_file import RunFile
 from headrace.delay.waiting import BLOCK_COUNT_MAX, Waiting
 
@@ -267,7 +267,7 @@ class Engine:
 
     def _take(self, batch: RecordBatch, first: int, rows: Rows, which: npt.NDArray[np.bool_]) -> None:
         self.ledger.count_intake(count_targets(batch, first, which))
-        rows = rows[which]
+        rows = rows if which.all() else rows.compress(which)
         self.counters.parked += len(rows)
         size = batch.byte_count // max(batch.count, 1)
         for low in range(0, len(rows), BLOCK_COUNT_MAX):
@@ -411,5 +411,4 @@ class Engine:
 
 def by_source(rows: Rows) -> Rows:
     """By (source, due, number), as a run file wants them."""
-    rows = by_due(rows)
-    return rows[np.argsort(rows["place"] >> OFFSET_BITS, kind="stable")]
+    return in_order(rows, firing_order(rows["due"], rows["number"], rows["place"] >> OFFSET_BITS))

@@ -115,8 +115,11 @@ def load(shelves: Mapping[int, Shelf], places: Places, order: Order) -> Freight:
         sets = [tuple(found.tag_texts[place] for place in tag_set) for tag_set in found.tag_sets]
         in_all = np.array([known.setdefault(tag_set, len(known)) for tag_set in sets], dtype=np.int64)
         for row, runs in enumerate((found.timestamps, found.attributes, found.tags)):
-            expanded = runs.expand()
-            columns[row, here] = expanded if which is None else expanded[which]
+            if runs.single is not None:
+                columns[row, here] = runs.single
+            else:
+                expanded = runs.expand()
+                columns[row, here] = expanded if which is None else expanded[which]
         columns[2, here] = in_all[columns[2, here]]
         if found.header_counts:
             headers = [()] * count if headers is None else headers

@@ -11,6 +11,7 @@ ever or double. Neighbours: ledger.py knows which places still count; delays.py 
 import numpy as np
 
 from headrace.delay.marks import Places
+from headrace.delay.rows import firing_order
 
 SLOT_US = 1_000_000
 # Longer runs are not merged any more: sorting 32,768 takes about 3 ms.
@@ -99,7 +100,7 @@ class NearRing:
         places = np.concatenate([run.places[run.head : run.head + count] for run, count in pieces])
         if len(runs) > 1:
             owners = np.repeat(np.arange(len(runs)), counts)
-            order = np.lexsort((places, dues))[:room]
+            order = firing_order(dues, places)[:room]
             dues, places = dues[order], places[order]
             # All runs are in the same order, so what is taken of each is its beginning.
             counts = np.bincount(owners[order], minlength=len(runs)).tolist()
@@ -125,7 +126,7 @@ def _in_order(dues: Places, places: Places) -> bool:
 
 
 def _sorted(dues: Places, places: Places) -> tuple[Places, Places]:
-    order = np.lexsort((places, dues))
+    order = firing_order(dues, places)
     return dues[order], places[order]
 
 

@@ -40,7 +40,39 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 def by_due(rows: Rows) -> Rows:
     """In the order in which they fire: of one instant, those parked first come first."""
-    return rows[np.lexsort((rows["number"], rows["due"]))]
+    return in_order(rows, firing_order(rows["due"], rows["number"]))
+
+
+def in_order(rows: Rows, order: npt.NDArray[np.intp]) -> Rows:
+    """These rows, in this order. An index in brackets goes field by field, and takes 40 ns for each instead of 2."""
+    return rows.take(order)
+
+
+def firing_order(
+    dues: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], sources: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.intp]:
+    """Indices by (source,) due time and number.
+
+    Source and due time in one word, sorted without care for what is equal, take 10 ns for each; three columns one after
+    the other 175 (65,536 over thirty days). The few that are equal are put in order afterwards.
+    """
+    if not len(dues):
+        return np.zeros(0, dtype=np.intp)
+    keys = dues - dues.min()
+    if sources is not None:
+        above = sources - sources.min()
+        bits = int(keys.max()).bit_length()
+        if bits + int(above.max()).bit_length() > 63:
+            return np.lexsort((numbers, dues, sources))
+        keys |= above << bits
+    order: npt.NDArray[np.intp] = np.argsort(keys)
+    found = keys[order]
+    equal = found[1:] == found[:-1]
+    if equal.any():
+        tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+        among = order[tied]
+        order[tied] = among[np.lexsort((numbers[among], keys[among]))]
+    return order
 
 
 def target_hash(target: bytes) -> int:

@@ -56,15 +56,16 @@ def encode(rows: Rows) -> bytes:
     numbers = rows["place"] >> OFFSET_BITS
     bounds = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), count]
     parts = [_HEAD.pack(_MAGIC, count, len(bounds) - 1)]
+    data = rows.tobytes()
     for first, end in pairwise(bounds):
-        digest = xxhash.xxh3_64_intdigest(rows[first:end].tobytes())
+        digest = xxhash.xxh3_64_intdigest(memoryview(data)[first * ROW_SIZE : end * ROW_SIZE])
         parts.append(_SOURCE.pack(int(numbers[first]), first, end - first, 0, digest))
     head = b"".join(parts)
     ids = np.empty(count, dtype=_ID)
     order = np.argsort(rows["id"])
     ids["id"] = rows["id"][order]
     ids["row"] = order
-    return b"".join([head, _HASH.pack(xxhash.xxh3_64_intdigest(head)), rows.tobytes(), ids.tobytes()])
+    return b"".join([head, _HASH.pack(xxhash.xxh3_64_intdigest(head)), data, ids.tobytes()])
 
 
 class RunFile:

@@ -20,13 +20,13 @@ from headrace.core_log import allocator
 from headrace.core_log.errors import DiskFull
 from headrace.core_log.log import PartitionLog
 from headrace.delay.bodies import Integers
-from headrace.delay.buckets import name_of, spans_of, starts_of
+from headrace.delay.buckets import coarser, name_of, spans_of, starts_of
 from headrace.delay.decisions import Dropped, Merged, Moved, Opened, Sorted, Trimmed, pack
-from headrace.delay.engine import BUCKET_CONFIG, BUCKET_NAME, Engine
+from headrace.delay.engine import BUCKET_CONFIG, BUCKET_NAME, Engine, by_source
 from headrace.delay.freight import Freight, load
 from headrace.delay.ledger import Source
 from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, State
-from headrace.delay.rows import Rows, by_due, joined, target_of
+from headrace.delay.rows import Rows, firing_order, in_order, joined, no_rows, target_of
 from headrace.delay.run_file import RunFile
 from headrace.delay.waiting import BLOCK_COUNT_MAX, Block
 
@@ -45,6 +45,8 @@ TRIM_PASSES = 8
 # So many records, of about so many bytes, are written as one batch: to fire one record a whole batch is read.
 BATCH_COUNT_MAX = 1024
 BATCH_BYTES = 128 * 1024
+# Fewer of one hour in one pass go to the bucket of their day.
+HOUR_COUNT_MIN = 256
 # Run files are merged when there are so many of about one size, up to so many rows.
 MERGE_FILES = 8
 MERGE_ROWS_MAX = 8 * BLOCK_COUNT_MAX
@@ -58,7 +60,8 @@ class _Pass:
     edge_us: int
     # What is due too soon to move.
     near: Rows
-    # What moves: rows as they stand in the intake, and as they will in the buckets; for each, which of the targets.
+    # What moves: rows as they stand in the intake, and, once they are written, in the buckets; which of the targets
+    # each has.
     old: Rows
     new: Rows
     targets: Integers
@@ -150,18 +153,17 @@ class Sorter:
         rows = await engine.env.worker.run(lambda: block.rows)
         pending = engine.ledger.states(rows["place"]) == State.PENDING
 
-        def part() -> tuple[Rows, Rows, Rows]:
-            """What is due too soon to move; what moves, as it stands in the intake and as it will in the buckets."""
+        def part() -> tuple[Rows, Rows]:
+            """What is due too soon to move; what moves."""
             later = rows["due"] >= edge_us
-            old = rows[pending & later]
-            return rows[pending & ~later], old, old.copy()
+            return rows.compress(pending & ~later), rows.compress(pending & later)
 
-        near, old, new = await engine.env.worker.run(part)
+        near, old = await engine.env.worker.run(part)
         if not len(old):
             block.is_moving = False
             block.keep(near)
             return None
-        one = _Pass(block, edge_us, near, old, new, np.zeros(0, dtype=np.int64), [], [], [])
+        one = _Pass(block, edge_us, near, old, no_rows(), np.zeros(0, dtype=np.int64), [], [], [])
         self._passes.append(one)
         try:
             await self._write(one)
@@ -214,9 +216,10 @@ class Sorter:
 
         def fetch() -> tuple[Freight, Integers]:
             """By source, due time and number."""
-            order = np.lexsort((one.old["number"], one.old["due"], chosen))
+            order = firing_order(one.old["due"], one.old["number"], chosen)
             freight = load(shelves, one.old["place"], order)
-            one.old, one.new = one.old[order], one.new[order]
+            one.old = in_order(one.old, order)
+            one.new = one.old.copy()
             return freight, chosen[order]
 
         engine.readers += 1
@@ -250,7 +253,7 @@ class Sorter:
         now_us, config = engine.env.clock.wall_us(), engine.config
 
         def find() -> tuple[list[tuple[int, int]], Integers]:
-            spans = spans_of(rows["due"], now_us, config)
+            spans = coarser(rows["due"], spans_of(rows["due"], now_us, config), HOUR_COUNT_MIN)
             kinds: list[tuple[int, int]] = []
             which = np.empty(len(rows), dtype=np.int64)
             for span_us in np.unique(spans).tolist():
@@ -447,9 +450,7 @@ class Sorter:
                     for source in run.slices.keys() & kept:
                         engine.check_run(run, source)
                 numbers = sorted({source for run in few for source in run.slices} & kept)
-                rows = joined(
-                    [by_due(joined([run.all_rows([one]) for run in few if one in run.slices])) for one in numbers]
-                )
+                rows = by_source(joined([run.all_rows([one for one in numbers if one in run.slices]) for run in few]))
                 return engine.write_run(number, rows) if len(rows) else None
 
             merged = await engine.env.worker.run(merge)

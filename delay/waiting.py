@@ -15,7 +15,7 @@ from headrace.delay.marks import OFFSET_MASK
 from headrace.delay.rows import ROW, PackedRows, Rows, joined, no_rows
 
 # A pass holds the bodies of one block in memory.
-BLOCK_COUNT_MAX = 32_768
+BLOCK_COUNT_MAX = 65_536
 _CAPACITY_MIN = 256
 
 

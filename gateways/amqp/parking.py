@@ -6,6 +6,7 @@ refused by 406, with confirms too, as a bad `expiration` is: a nack would not sa
 Neighbours: publishing.py calls, delaying.py reads the headers, delivery/delayed.py parks.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ class Parcel:
     producer: Producer | None = None
     props: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    due_us: list[int] = field(default_factory=list)
+    due_us: "array[int]" = field(default_factory=lambda: array("q"))
     # None: nobody gave one.
     ids: list[bytes | None] | None = None
 
@@ -63,7 +64,7 @@ class Parcel:
             self.ids += ids if ids is not None else [None] * len(bodies)
         self.props += props
         self.bodies += bodies
-        self.due_us += due_us
+        self.due_us.extend(due_us)
 
 
 class Parking:

@@ -4,6 +4,7 @@ The bytes of a method frame (exchange, key, flags) are the key of a cache whose 
 publishes cost one look-up. Properties are scanned, not parsed; only what may concern the broker is decoded.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -432,7 +433,7 @@ class Publisher:
             if start < end:
                 ids = None if group.ids is None else group.ids[start - group.first : end - group.first]
                 parcel = self._gathering(channel, resolved.publish, resolved.target, group.scan)
-                part = dues[start - group.first : end - group.first].tolist()
+                part = array("q", dues[start - group.first : end - group.first].tobytes())
                 parcel.add(run.properties[start:end], run.bodies[start:end], part, ids)
             if end < group.last:
                 self._publish_special(channel, resolved, run.properties[end], run.bodies[end], group.scan)

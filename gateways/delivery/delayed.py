@@ -15,7 +15,7 @@ from typing import Protocol
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.outbox import TargetPartition
-from headrace.core_log.record import Headers, Producer
+from headrace.core_log.record import Headers, Numbers, Producer
 from headrace.delay.config import DelayConfig
 from headrace.delay.delays import Delays
 from headrace.delay.fire import DueRun
@@ -74,7 +74,7 @@ class Delayed:
         properties: Sequence[bytes],
         values: Sequence[bytes],
         *,
-        due_us: Sequence[int],
+        due_us: Numbers,
         ids: Sequence[bytes | None] | None = None,
         attributes: int = 0,
         tags: tuple[str, ...] = (),

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,10 @@ def spelled(parts: list[tuple[int, int]]) -> tuple[Runs, list[int]]:
         runs.add(value, count)
         column += [value] * count
     return runs, column
+
+
+def expiries_as_text(column: list[int]) -> list[bytes]:
+    return [b"%d" % value for value in column]
 
 
 def decoded(batch: RecordBatch) -> RecordBatch:
@@ -64,6 +69,32 @@ def test_runs_go_on_with_a_value_for_each_record(parts: list[tuple[int, int]], m
     runs, column = spelled(parts)
     runs.extend(more)
     assert runs.expand().tolist() == column + more
+
+
+@given(pieces, st.lists(st.integers(-(2**63), 2**63 - 1), min_size=20, max_size=40), pieces)
+def test_a_column_of_which_each_has_a_value_of_its_own_is_written_and_read_as_any_other(
+    parts: list[tuple[int, int]], many: list[int], more: list[tuple[int, int]]
+) -> None:
+    batch = RecordBatch(7, 1)
+    column: list[int] = []
+    for expiries in ([value] * count for value, count in parts):
+        batch.add(
+            [b""] * len(expiries), [b""] * len(expiries), expiries_as_text(expiries), timestamp_us=1, expiry_us=expiries
+        )
+        column += expiries
+    for expiries in (many, *([value] * count for value, count in more)):
+        batch.add(
+            [b""] * len(expiries),
+            [b""] * len(expiries),
+            expiries_as_text(expiries),
+            timestamp_us=1,
+            expiry_us=np.array(expiries),
+        )
+        column += expiries
+    found = decoded(batch)
+    assert batch.expiries == found.expiries and found.expiries.expand().tolist() == column
+    assert [batch.expiries.at(index) for index in range(len(column))] == column
+    assert [value for value, low, high in batch.expiries.spans(0, len(column)) for _ in range(low, high)] == column
 
 
 def test_columns_of_records_that_share_nothing_come_back_record_by_record() -> None:

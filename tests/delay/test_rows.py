@@ -1,11 +1,11 @@
-"""Rows that are packed come back as they were."""
+"""Rows that are packed come back as they were; and rows are put in the order in which they fire."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.delay.marks import OFFSET_BITS
-from headrace.delay.rows import ROW, PackedRows, _made_hashes
+from headrace.delay.rows import ROW, PackedRows, _made_hashes, by_due, firing_order
 
 _one = st.tuples(
     st.integers(0, 2**62),
@@ -35,3 +35,25 @@ def test_unpacked_rows_are_those_that_were_packed(
     packed = PackedRows(rows)
     assert packed.count == len(made)
     assert packed.unpack().tobytes() == rows.tobytes()
+
+
+_far = st.sampled_from([0, 1, 2, 2**50, 2**62])
+
+
+@given(st.lists(st.tuples(_far, st.integers(0, 3), st.integers(0, 2**19 - 1)), max_size=30))
+def test_the_order_of_firing_is_by_source_due_time_and_number_whatever_is_equal(
+    made: list[tuple[int, int, int]],
+) -> None:
+    dues, numbers, sources = (np.array([one[place] for one in made], dtype=np.int64) for place in range(3))
+    order = firing_order(dues, numbers, sources).tolist()
+    assert sorted(order) == list(range(len(made)))
+    assert [(sources[at], dues[at], numbers[at]) for at in order] == sorted(
+        zip(sources.tolist(), dues.tolist(), numbers.tolist(), strict=True)
+    )
+
+
+def test_of_one_instant_what_was_parked_first_comes_first() -> None:
+    rows = np.zeros(1000, dtype=ROW)
+    rows["due"] = 7
+    rows["number"] = np.arange(1000)[::-1]
+    assert by_due(rows)["number"].tolist() == list(range(1000))

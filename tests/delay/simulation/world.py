@@ -97,6 +97,7 @@ def small_sizes() -> Iterator[None]:
             (marks_module, "_BLOCK_BITS", 2),
             (marks_module, "_BLOCK_SIZE", 4),
             (sorter_module, "MERGE_FILES", 3),
+            (sorter_module, "HOUR_COUNT_MIN", 2),
             (sorter_module, "_WINDOW_ROWS", 3),
             (search_module, "_ROWS_AT_ONCE", 4),
             (segment_module, "GROWTH_BYTES_MIN", 256),
