@@ -54,7 +54,9 @@ class FollowerSession:
         self._fresh: set[LogId] = set()
         self._told: dict[LogId, tuple[int, int]] = {}
         self._corrections: dict[LogId, Cut | Begin | Explain] = {}
+        # The row that the follower has been told of, and the one that it has heard of.
         self._version: RowVersion | None = None
+        self._heard: RowVersion | None = None
         self._specs: dict[UUID, StreamSpec] = {}
         self._deleted: set[UUID] = set()
         self._directory_version = -1
@@ -111,7 +113,10 @@ class FollowerSession:
                     self._corrections[one.log] = one
                 self._fresh.add(one.log)
             self._is_wanted = True
-        self._shard.heard(self, [one.log for one in answer.logs])
+        # What it has told before counts from now on, when it has heard of the present row only now.
+        logs = [one.log for one in answer.logs] if fetch.version == self._heard else None
+        self._heard = fetch.version
+        self._shard.heard(self, logs)
         self._wake.set()
 
     def _look_at(self, suspect: Suspect) -> None:

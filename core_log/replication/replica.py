@@ -364,15 +364,19 @@ class Replica:
         return 0 if follower is None else follower.synced.get(log, 0)
 
     def caught_up(self) -> list[int]:
-        """Followers that may join the in-sync set: they hold, in every log, what was committed."""
+        """Followers that may join the in-sync set: they hold, in every log, what was committed, or would be by now.
+        Moves nothing: who waits for a watermark is told by whoever calls `advance`."""
         if not self.is_leader or self.assignment is None or self.pending is not None:
             return []
         in_sync = self.assignment.in_sync_nodes
         outside = [node for node in sorted(self._followers) if node not in in_sync and node in self.assignment.replicas]
         if not outside:
             return []
-        self.advance()
-        floors = {log_id: self._floor(log) for log_id, log in self.logs.items()}
+        counted = self._counted()
+        floors = {
+            log_id: max(self._floor(log), 0 if counted is None else self._committed_to(log_id, log, counted))
+            for log_id, log in self.logs.items()
+        }
         return [node for node in outside if self._is_above(self._followers[node], floors)]
 
     def _is_above(self, follower: _Follower, floors: Mapping[LogId, int]) -> bool:

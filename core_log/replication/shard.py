@@ -422,8 +422,8 @@ class ShardReplica:
                 if node in self._paces:
                     self._paces[node].lost_at = self.env.clock.monotonic()
 
-    def heard(self, session: FollowerSession, logs: Sequence[LogId]) -> None:
-        """A follower has told what it has."""
+    def heard(self, session: FollowerSession, logs: Sequence[LogId] | None) -> None:
+        """A follower has told what it has of these logs; None: any watermark may move, since it counts now."""
         pace = self._paces.get(session.member.node)
         if pace is not None:
             pace.lost_at = None

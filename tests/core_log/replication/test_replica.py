@@ -319,6 +319,15 @@ def test_one_that_lacks_records_in_any_log_may_not_join() -> None:
     assert leader.caught_up() == [2]
 
 
+def test_to_ask_who_may_join_moves_no_watermark_that_somebody_waits_for() -> None:
+    """The simulator of clusters, seed 4503: a leader waited for good to hear of what was committed when it looked."""
+    leader, first, _second = replicas(replace(ROW, isr=ROW.isr[:2]))
+    write(leader, 1)
+    follow(first, leader)
+    leader.caught_up()
+    assert leader.advance() == [ONE]
+
+
 def test_a_log_that_the_leader_does_not_have_is_not_answered() -> None:
     leader, first, _second = replicas()
     del leader.logs[OTHER]  # type: ignore[attr-defined]
