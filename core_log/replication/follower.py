@@ -84,9 +84,10 @@ class Following:
             if not self._is_far_behind or not self._to_tell:
                 continue
             await self._shard.keep()
-            logs, self._to_tell = self._to_tell, set()
-            fetch = self._shard.replica.fetch(logs)
+            fetch = self._shard.replica.fetch(self._to_tell)
+            # A log that has to be explained first is told of by the next question, and the others with it.
             if fetch is not None and not any(position.history for position in fetch.positions):
+                self._to_tell = set()
                 await self._link.send(Kind.FETCH, encode(FetchFrame(fetch, False, self._catalog)))
 
     async def _hear(self) -> None:
