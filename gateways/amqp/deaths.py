@@ -8,9 +8,13 @@ the message died before, with no rejection since, would close a cycle and does n
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.gateways.amqp import properties
-from headrace.gateways.amqp.fields import U32, FieldTable, FieldValue, Int64, Timestamp, parted
+from headrace.gateways.amqp.fields import U32, FieldTable, FieldValue, Int64, Timestamp, entries_of, parted
 from headrace.gateways.delivery.queue import Reason
 from headrace.gateways.delivery.transfers import Death, Stamped
 
@@ -62,6 +66,10 @@ def stamp(props: bytes, death: Death) -> Stamped:
     )
 
 
+# Fewer of one size are looked at one by one, and so are longer ones, and what has more shapes.
+COUNT_MIN = 8
+SIZE_MAX = 2048
+SHAPES_MAX = 8
 _TELLS = frozenset(
     (
         b"x-death",
@@ -76,11 +84,86 @@ _TELLS = frozenset(
 )
 
 
-def apart(props: bytes) -> tuple[bytes, bytes]:
-    """What tells of a record's deaths, and its properties without that: tried anew, no death of it closes a cycle.
+def aparts(props: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """What tells of each record's deaths, and its properties without that: tried anew, no death of it closes a cycle.
 
-    What stands beside it differs from message to message, as ids of traces do, and is not decoded.
+    What stands beside it differs from message to message, as ids of traces do. Messages of one application have it in
+    the same places, so those of one size are a matrix of bytes: one is looked at, the others are compared with it.
     """
+    found: list[tuple[bytes, bytes] | None] = [None] * len(props)
+    sizes = np.fromiter(map(len, props), dtype=np.int64, count=len(props))
+    alike, counts = np.unique(sizes, return_counts=True)
+    for size, count in zip(alike.tolist(), counts.tolist(), strict=True):
+        if count >= COUNT_MIN and size <= SIZE_MAX:
+            _compare(props, np.flatnonzero(sizes == size), size, found)
+    return [apart(one) if parts is None else parts for one, parts in zip(props, found, strict=True)]
+
+
+def _compare(props: Sequence[bytes], indices: npt.NDArray[np.intp], size: int, found: list[Any]) -> None:
+    """Take apart those at these indices, which have one size, as far as they have few shapes."""
+    rows = np.frombuffer(b"".join([props[index] for index in indices.tolist()]), dtype=np.uint8).reshape(-1, size)
+    for _ in range(SHAPES_MAX):
+        shape = _Shape(rows[0].tobytes())
+        fits = shape.fits(rows)
+        mine = indices[fits].tolist()
+        lefts = (props[index] for index in mine) if not shape.told else shape.without(rows[fits])
+        for index, left in zip(mine, lefts, strict=True):
+            found[index] = shape.told, left
+        indices, rows = indices[~fits], rows[~fits]
+        if not len(indices):
+            return
+
+
+class _Shape:
+    """Where properties tell of deaths, and what others must have in common with them to tell the same there."""
+
+    __slots__ = ("_cuts", "_mask", "_pattern", "_table", "told")
+
+    def __init__(self, props: bytes) -> None:
+        start, end = properties.headers_place(props)
+        # What follows the headers does not matter, nor the flags that speak of it.
+        mask = np.zeros(len(props), dtype=np.uint8)
+        mask[0] = 0xFF
+        mask[2 : start + 4 if end else 2] = 0xFF
+        told: list[bytes] = []
+        # What is left out: the pieces between these places stay.
+        cuts = []
+        size = 0
+        for name, first, last in entries_of(props, start + 4, end) if end else ():
+            is_ours = name in _TELLS
+            if is_ours:
+                told.append(props[first:last])
+                cuts.append((first, last))
+                size += last - first
+            value = first + 1 + len(name)
+            letter = props[value]
+            # Of others, where they end; inside of tables and arrays nothing is looked at.
+            mask[first : last if is_ours else value + (5 if letter in b"SxAF" else 1)] = 0xFF
+        self.told = b"".join(told)
+        self._mask = mask
+        self._pattern = np.frombuffer(props, dtype=np.uint8) & mask
+        self._table = slice(start, start + 4), np.frombuffer(U32.pack(max(end - start - 4 - size, 0)), dtype=np.uint8)
+        self._cuts = cuts
+
+    def fits(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        return np.asarray(((rows ^ self._pattern) & self._mask).max(axis=1) == 0)
+
+    def without(self, rows: npt.NDArray[np.uint8]) -> list[bytes]:
+        """Rows that fit, without what tells of deaths."""
+        place, size = self._table
+        pieces = [rows[:, : place.start], np.broadcast_to(size, (len(rows), 4))]
+        low = place.stop
+        for first, last in self._cuts:
+            pieces.append(rows[:, low:first])
+            low = last
+        pieces.append(rows[:, low:])
+        left = np.concatenate(pieces, axis=1)
+        cells: list[bytes] = left.view(f"V{left.shape[1]}").ravel().tolist()
+        return cells
+
+
+def apart(props: bytes) -> tuple[bytes, bytes]:
+    """The same of one."""
     start, end = properties.headers_place(props)
     table = props[start:end]
     told, left = _apart(table) if len(table) > 4 else (b"", table)

@@ -55,8 +55,8 @@ NOTE_PERIOD_S = 10.0
 KNOWN_MAX = 4096
 KIND = "redrive"
 
-# What of some properties tells of a death, and what is left without it.
-Apart = Callable[[bytes], tuple[bytes, bytes]]
+# What of each of some properties tells of a death, and what is left without it.
+Apart = Callable[[Sequence[bytes]], list[tuple[bytes, bytes]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +155,9 @@ class Redrive:
         self._targets: dict[str, Target] = {}
         # What becomes of records that tell this of their deaths, with these keys and attributes.
         self._known: dict[tuple[bytes, bytes, int], _Way] = {}
+        # The batch that is looked at, and what is told of deaths there, and what else.
+        self._batch: RecordBatch | None = None
+        self._parts: list[tuple[bytes, bytes]] = []
         # Of what tells of deaths in a protocol's words, the headers that do.
         self._deaths: dict[tuple[int, bytes], Mapping[str, object]] = {}
 
@@ -172,7 +175,10 @@ class Redrive:
             return None
         neutral = batch.headers[index] if batch.headers is not None else ()
         attributes = batch.attributes.at(index)
-        told, left = self._redrives.apart(batch.properties[index], attributes)
+        if batch is not self._batch or index >= len(self._parts):
+            # Another one, or one that has grown since.
+            self._batch, self._parts = batch, self._redrives.apart(batch)
+        told, left = self._parts[index]
         # Dead letters of one queue and one second tell the same, whatever else they say.
         known = (told, batch.keys[index], attributes)
         found = None if neutral else self._known.get(known)
@@ -405,10 +411,13 @@ class Redrives:
                 self._audit.note(KIND, told["who"], about)
         self.earlier = list(last.values())[:ENDED_MAX]
 
-    def apart(self, properties: bytes, attributes: int) -> tuple[bytes, bytes]:
+    def apart(self, batch: RecordBatch) -> list[tuple[bytes, bytes]]:
         """Where nobody can tell them apart, all of the properties may tell of a death, and they stay as they are."""
-        apart = self.aparts.get(attributes & PROTOCOL_MASK)
-        return (properties, properties) if apart is None else apart(properties)
+        found: list[tuple[bytes, bytes]] = []
+        for attributes, low, high in batch.attributes.spans(0, batch.count):
+            apart, part = self.aparts.get(attributes & PROTOCOL_MASK), batch.properties[low:high]
+            found += list(zip(part, part, strict=True)) if apart is None else apart(part)
+        return found
 
     def headers_of(self, batch: RecordBatch, index: int) -> Mapping[str, object]:
         (properties,) = self.broker.properties_of(batch, index, index + 1)

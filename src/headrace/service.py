@@ -17,7 +17,7 @@ from headrace.controller.metadata import Metadata
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
 from headrace.core_log.record import Protocol as Vocabulary
-from headrace.gateways.amqp.deaths import apart, mark, stamp
+from headrace.gateways.amqp.deaths import aparts, mark, stamp
 from headrace.gateways.amqp.delaying import fired
 from headrace.gateways.amqp.properties import routing_fields
 from headrace.gateways.amqp.server import AmqpDoor
@@ -115,7 +115,7 @@ async def open_service(commons: Commons, log: LogDirectory, nursery: trio.Nurser
     publishes = DelayedPublishes(broker, {Vocabulary.AMQP: fired})
     broker.delayed.carry(DutyKind.PUBLISH, publishes)
     broker.transfers.marks = {Vocabulary.AMQP: mark, Vocabulary.MQTT_5: with_user_properties}
-    broker.redrives.aparts = {Vocabulary.AMQP: apart}
+    broker.redrives.aparts = {Vocabulary.AMQP: aparts}
     schedules = Schedules(broker, publishes)
     turn = Turn(broker)
     mqtt = MqttDoor(

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateways.amqp import properties
-from headrace.gateways.amqp.deaths import apart, stamp
+from headrace.gateways.amqp.deaths import apart, aparts, stamp
 from headrace.gateways.amqp.fields import FieldTable, FieldValue, Int64, Timestamp, encode_table
 from headrace.gateways.amqp.properties import Properties
 from headrace.gateways.delivery.queue import Reason
@@ -256,6 +257,49 @@ def test_what_tells_of_deaths_is_told_apart_from_all_else(headers: dict[str, Fie
     assert (told == b"") == (len(own) == len(headers))
     # Whatever stands beside them, the same deaths are told alike.
     assert apart(message({name: value for name, value in headers.items() if name not in own}))[0] == told
+
+
+def sized(letters: st.SearchStrategy[str]) -> st.SearchStrategy[FieldValue]:
+    """Values that often have one size."""
+    return st.integers(0, 2**31 - 1) | st.text(letters, min_size=3, max_size=3) | st.booleans()
+
+
+LETTERS = st.sampled_from("abc")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.fixed_dictionaries(
+                {}, optional={"trace": sized(LETTERS), "x-tries": sized(LETTERS), "CC": st.just(["a"])}
+            ),
+            st.sampled_from([(), (DEATH,), (at("work", Reason.EXPIRED, time_us=7_000_000), DEATH)]),
+            st.none() | st.sampled_from(["text/plain", "text/xhtml"]),
+            st.none() | st.text(LETTERS, min_size=2, max_size=2),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 12),
+    st.randoms(use_true_random=False),
+)
+def test_many_are_taken_apart_as_each_would_be(
+    made: list[tuple[dict[str, FieldValue], tuple[Death, ...], str | None, str | None]], times: int, random: Random
+) -> None:
+    props = [
+        died(message(headers or None, content_type=kind, message_id=id), *deaths)
+        for headers, deaths, kind, id in made
+        for _ in range(times)
+    ]
+    random.shuffle(props)
+    assert aparts(props) == [apart(one) for one in props]
+
+
+def test_many_that_differ_in_an_id_of_their_own_keep_it_and_tell_the_same() -> None:
+    plain = [message({"trace": number}, message_id=f"{number:05}") for number in range(1000)]
+    found = aparts([died(one, DEATH) for one in plain])
+    assert [left for _told, left in found] == plain
+    assert len({id(told) for told, _left in found}) == 1
 
 
 def test_without_headers_there_are_no_deaths_to_tell() -> None:

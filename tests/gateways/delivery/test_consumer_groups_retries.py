@@ -16,7 +16,7 @@ from headrace.core_log.errors import DiskFull, Refused, StorageError
 from headrace.core_log.record import Headers, Protocol, Record
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.gateways.amqp import properties
-from headrace.gateways.amqp.deaths import apart
+from headrace.gateways.amqp.deaths import aparts
 from headrace.gateways.delivery.consumer_groups import GroupInUse, GroupSettings, NotHeld, Start
 from headrace.gateways.delivery.consumer_groups_assignment import Slot
 from headrace.gateways.delivery.consumer_groups_config import GroupsConfig
@@ -43,7 +43,7 @@ class Shop(Groups):
         self.running = running
         self.retries = self.coordinator.retries
         self.retries.restate = restated
-        self.broker.redrives.aparts = {Protocol.AMQP: apart}
+        self.broker.redrives.aparts = {Protocol.AMQP: aparts}
 
     async def worker(self, name: str = "eve") -> "Worker":
         joined = await self.join(name)

@@ -10,7 +10,7 @@ from headrace.controller.errors import NotFound
 from headrace.core_log.errors import Refused
 from headrace.core_log.record import PERSISTENT, Protocol
 from headrace.filtering.expression import parse
-from headrace.gateways.amqp.deaths import apart, mark
+from headrace.gateways.amqp.deaths import aparts, mark
 from headrace.gateways.amqp.fields import encode_table
 from headrace.gateways.amqp.properties import Properties, decode, encode, routing_fields
 from headrace.gateways.delivery.dead_letters import Wanted, read
@@ -25,7 +25,7 @@ def ready(running: Running) -> None:
     broker = running.broker
     broker.fields_of = routing_fields
     broker.transfers.marks = {Protocol.AMQP: mark}
-    broker.redrives.aparts = {Protocol.AMQP: apart}
+    broker.redrives.aparts = {Protocol.AMQP: aparts}
     running.nursery.start_soon(broker.redrives.run)
     running.nursery.start_soon(broker.transfers.run)
 
