@@ -25,6 +25,7 @@ from headrace.gateways.delivery.poller import SILENT_S, Poller
 from headrace.gateways.mqtt.cutter import AckRun, Event, PacketCutter, PublishRun, Violation
 from headrace.gateways.mqtt.door import Door, Ended, Place
 from headrace.gateways.mqtt.encoder import encode_packet
+from headrace.gateways.mqtt.flights import Outcome
 from headrace.gateways.mqtt.greeting import as_mqtt, expiry_of, keep_alive_of, refusal_of, unexplained, welcome
 from headrace.gateways.mqtt.login import Login
 from headrace.gateways.mqtt.packets import (
@@ -45,7 +46,7 @@ from headrace.gateways.mqtt.packets import (
 from headrace.gateways.mqtt.properties import NO_PROPERTIES, Properties, encode_blob
 from headrace.gateways.mqtt.publisher import Publisher
 from headrace.gateways.mqtt.reasons import MqttError, PacketType, ReasonCode, Version, protocol_error
-from headrace.gateways.mqtt.session import Outcome, Session
+from headrace.gateways.mqtt.session import Session
 from headrace.gateways.mqtt.subscriber import Subscriber, drop_unreadable, may_subscribe
 
 _log = logging.getLogger(__name__)

@@ -47,7 +47,6 @@ _PUBLISHES = frozenset((0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x
 _PUBLISH_HEADS = frozenset(bytes((first,)) for first in _PUBLISHES)
 # The first two bytes of an acknowledgement in its shortest form, which says that it went well.
 _SHORT_ACKS = {0x40: 0x4002, 0x50: 0x5002, 0x62: 0x6202, 0x70: 0x7002}
-_ACK = struct.Struct(">HH")
 
 # Fewer messages of one size than this are not worth the calls into numpy.
 _STRIDE_MIN = 16
@@ -378,7 +377,7 @@ class PacketCutter:
         if available < _STRIDE_MIN or not data.startswith(model[:same], pos + (_STRIDE_MIN - 1) * stride):
             return 0
         done = 0
-        rows = 64
+        rows = 256
         while done < available:
             count = min(rows, available - done)
             found = _cut_rows(run, data, pos + done * stride, stride, count, model, id_at)
@@ -395,14 +394,20 @@ class PacketCutter:
         """Cut the acknowledgement at `pos` and all of its kind that follow, as long as they have the shortest form."""
         start = _SHORT_ACKS[data[pos]]
         run = _acks(events, PacketType(data[pos] >> 4))
-        append = run.packet_ids.append
-        count = (len(data) - pos) // 4
         first = pos
-        for head, packet_id in _ACK.iter_unpack(memoryview(data)[pos : pos + 4 * count]):
-            if head != start or not packet_id:
+        rows = 16
+        while count := min(rows, (len(data) - pos) // 4):
+            # Looked at in growing numbers: much else may follow in the read.
+            numbers = struct.unpack_from(f">{2 * count}H", data, pos)
+            heads, ids = numbers[0::2], numbers[1::2]
+            found = count
+            if heads.count(start) != count or 0 in ids:
+                found = next(place for place in range(count) if heads[place] != start or not ids[place])
+            run.packet_ids += ids[:found]
+            pos += 4 * found
+            if found < count:
                 break
-            append(packet_id)
-            pos += 4
+            rows *= 4
         if pos > first:
             _put(events, run)
         return pos

@@ -25,6 +25,7 @@ from headrace.gateways.mqtt import state
 from headrace.gateways.mqtt.catch_up import CatchUp, Progress
 from headrace.gateways.mqtt.delaying import Parking
 from headrace.gateways.mqtt.fan_out import FanOut
+from headrace.gateways.mqtt.flights import Flight
 from headrace.gateways.mqtt.interest import Topic
 from headrace.gateways.mqtt.keeping import SessionStates
 from headrace.gateways.mqtt.origin import origin_of
@@ -36,7 +37,7 @@ from headrace.gateways.mqtt.reasons import Version
 from headrace.gateways.mqtt.received import find_unnoted, forget_unwritten
 from headrace.gateways.mqtt.retained import RetainedMessages
 from headrace.gateways.mqtt.retaining import Retaining
-from headrace.gateways.mqtt.session import Extra, Flight, Interest, Link, Session
+from headrace.gateways.mqtt.session import Extra, Interest, Link, Session
 from headrace.gateways.mqtt.shared import EXCHANGE, Shared
 from headrace.gateways.mqtt.sys_topics import Figures, SysTopics
 from headrace.gateways.mqtt.tally import Tally

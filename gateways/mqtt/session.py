@@ -16,12 +16,12 @@ how much may wait.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headrace.gateways.mqtt.encoder import encode_ack_run, encode_publish_run, publish_bytes, publish_first_byte
+from headrace.gateways.mqtt.flights import Flight, Flights, Outcome, Settle
 from headrace.gateways.mqtt.packets import RetainHandling, Will
 from headrace.gateways.mqtt.properties import encode_topic_alias, with_message_expiry
 from headrace.gateways.mqtt.quota import Overflow, Quota
@@ -35,18 +35,6 @@ PIECES_COUNT_MAX = 2_000
 PIECES_BYTES_MAX = 1024 * 1024
 # A run for one client is cut so that one send never holds much more than its buffer.
 SEND_COUNT_MAX = 4_096
-
-
-class Outcome(Enum):
-    """What became of a message that somebody waits to hear of."""
-
-    ACCEPTED = auto()
-    REFUSED = auto()
-    # Nobody has it: its session ended, or never got to it.
-    RETURNED = auto()
-
-
-Settle = Callable[[Outcome], None]
 
 
 class Link(Protocol):
@@ -80,25 +68,6 @@ class Interest:
     since: int = 0
     # A tag expression: what it does not want is not for it; empty: everything.
     wants: str = ""
-
-
-class Flight(NamedTuple):
-    """Sent and not acknowledged; of QoS 2 also what is received and not complete."""
-
-    # Of the record in the log; -1: it is no record of this session's log.
-    offset: int
-    qos: int
-    retain: bool
-    topic: bytes
-    blob: bytes
-    payload: bytes
-    # [MQTT-4.3.3] the client has it (PUBREC); what it is told from now on is PUBREL.
-    released: bool = False
-    settle: Settle | None = None
-    # The shared subscription it comes from, and its lane and number there.
-    share: str = ""
-    seq: int = -1
-    lane: int = 0
 
 
 @dataclass(slots=True)
@@ -178,7 +147,7 @@ class Session:
         self.awake_from = 0
         self.pieces: deque[Piece] = deque()
         self.extras: deque[Extra] = deque()
-        self.flights: dict[int, Flight] = {}
+        self.flights = Flights()
         # Received with QoS 2 and not released: a second PUBLISH with such an identifier is the same message.
         # The offset of its message stands beside each: without the message an identifier counts for nothing.
         self.incoming: dict[int, int] = {}
@@ -395,9 +364,10 @@ class Session:
         first = self.next_seq
         if first + count > LOG_IDS:
             # They have all been used once: those that are still in flight must not be used again.
-            for free in range(count):
-                if 1 + (first + free) % LOG_IDS in self.flights:
-                    return free or self._pass_used()
+            ids = _ids_from(first, count)
+            if self.flights.has_any(first, ids, LOG_IDS):
+                free = next(place for place, packet_id in enumerate(ids) if packet_id in self.flights)
+                return free or self._pass_used()
         return count
 
     def _pass_used(self) -> int:
@@ -463,23 +433,19 @@ class Session:
                 self._note_progress()
                 return
             blobs = [with_message_expiry(blob, left_s) for blob in blobs]
-        ids: Sequence[int] = ()
-        if qos:
-            start = first % LOG_IDS
-            ids = (
-                range(1 + start, 1 + start + count)
-                if start + count <= LOG_IDS
-                else [1 + (first + place) % LOG_IDS for place in range(count)]
-            )
+        ids: Sequence[int] = _ids_from(first, count) if qos else ()
         if link.packet_bytes_max or link.alias_max:
             self._send_singly(link, piece, blobs, ids)
             return
-        if qos:
+        if qos == 1:
+            self.flights.add_run(first, ids, piece.offset, piece.retain, topics, blobs, payloads)
+        elif qos:
             offset = piece.offset
             columns = (range(offset, offset + count), repeat(qos), repeat(piece.retain), topics, blobs, payloads)
             # A Flight for each, made in C: less than half of 0.8 us.
             rows = zip(*columns, *map(repeat, Flight._field_defaults.values()), strict=False)
             self.flights.update(zip(ids, map(tuple.__new__, repeat(Flight), rows), strict=True))
+        if qos:
             self._note_progress()
         self.tally.delivered += count
         dup = qos > 0 and piece.offset < self.sent_below
@@ -595,7 +561,7 @@ class Session:
 
     def acknowledge(self, packet_ids: Sequence[int], outcome: Outcome = Outcome.ACCEPTED) -> None:
         """PUBACK; with a failure code it is settled all the same [MQTT-4.4.0-2]."""
-        for packet_id in packet_ids:
+        for packet_id in packet_ids[self.flights.take_first(packet_ids) :]:
             flight = self.flights.get(packet_id)
             if flight is not None and flight.qos == 1:
                 self._finish(packet_id, flight, outcome)
@@ -668,9 +634,17 @@ class Session:
 
     def end(self) -> None:
         """The session is over. [MQTT-4.8.2-5] What its client may have received is given to nobody else."""
-        flights, self.flights = self.flights, {}
+        flights, self.flights = self.flights, Flights()
         for flight in flights.values():
             if flight.share and flight.qos == 2:
                 self.handed[flight.share, flight.lane, flight.seq] = None
             if flight.settle is not None:
                 flight.settle(Outcome.RETURNED if flight.qos == 1 else Outcome.ACCEPTED)
+
+
+def _ids_from(number: int, count: int) -> Sequence[int]:
+    """The identifiers of the records with these numbers."""
+    start = number % LOG_IDS
+    if start + count <= LOG_IDS:
+        return range(1 + start, 1 + start + count)
+    return [1 + (number + place) % LOG_IDS for place in range(count)]

@@ -21,9 +21,10 @@ from headrace.filtering.expression import Expression, parse
 from headrace.gateways.delivery.filters import TooManyFilters
 from headrace.gateways.delivery.lane import Stretch
 from headrace.gateways.delivery.queue import Queue, View
+from headrace.gateways.mqtt.flights import Outcome
 from headrace.gateways.mqtt.hub import Hub
 from headrace.gateways.mqtt.interest import identifiers_of
-from headrace.gateways.mqtt.session import Extra, Interest, Outcome, Session
+from headrace.gateways.mqtt.session import Extra, Interest, Session
 from headrace.gateways.mqtt.shared import EXCHANGE
 from headrace.gateways.mqtt.topics import is_shared, parse_filter
 

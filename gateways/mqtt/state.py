@@ -12,10 +12,11 @@ from collections.abc import Iterable
 import msgspec
 
 from headrace.core_log.errors import CorruptLog
+from headrace.gateways.mqtt.flights import Flight
 from headrace.gateways.mqtt.packets import QoS, RetainHandling, Will
 from headrace.gateways.mqtt.properties import WILL_PROPERTIES, decode_blob, encode_blob
 from headrace.gateways.mqtt.quota import Hole
-from headrace.gateways.mqtt.session import Flight, Interest, Session
+from headrace.gateways.mqtt.session import Interest, Session
 
 SESSIONS_NAME = "__sessions"
 RETAINED_NAME = "__retained"
