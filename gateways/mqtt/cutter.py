@@ -14,11 +14,10 @@ cutting the octets anywhere gives the same events as all at once, but for where 
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TypeAlias
-
-import numpy as np
 
 from headrace.gateways.mqtt.decoder import (
     check_publish_flags,
@@ -414,23 +413,29 @@ class PacketCutter:
 
 
 def _cut_rows(run: PublishRun, data: bytes, pos: int, stride: int, count: int, model: bytes, id_at: int) -> int:
-    head = len(model)
-    matrix = np.frombuffer(data, np.uint8, count * stride, pos).reshape(count, stride)
-    same = matrix[:, :head] == np.frombuffer(model, np.uint8)
-    if id_at:
-        same[:, id_at] = (matrix[:, id_at] | matrix[:, id_at + 1]) != 0
-        same[:, id_at + 1] = True
-    if not same.all():
-        count = int(same.all(axis=1).argmin())
     view = memoryview(data)[pos : pos + count * stride]
+    head = len(model)
     if not id_at:
-        run.payloads += [payload for (payload,) in struct.iter_unpack(f"{head}x{stride - head}s", view)]
-    elif count:
-        layout = f">{id_at}xH{head - id_at - 2}x{stride - head}s"
-        packet_ids, payloads = zip(*struct.iter_unpack(layout, view), strict=True)
-        run.packet_ids += packet_ids
-        run.payloads += payloads
-    return count
+        fronts, payloads = zip(*struct.iter_unpack(f"{head}s{stride - head}s", view), strict=True)
+        found = _alike(fronts, model)
+    else:
+        behind = id_at + 2
+        layout = f">{id_at}sH{head - behind}s{stride - head}s"
+        fronts, packet_ids, tails, payloads = zip(*struct.iter_unpack(layout, view), strict=True)
+        found = min(_alike(fronts, model[:id_at]), _alike(tails, model[behind:]))
+        if 0 in packet_ids:
+            found = min(found, packet_ids.index(0))
+        run.packet_ids += packet_ids[:found]
+    run.payloads += payloads[:found]
+    return found
+
+
+def _alike(parts: Sequence[bytes], model: bytes) -> int:
+    """How many from the first on are like the model."""
+    count = len(parts)
+    if parts.count(model) == count:
+        return count
+    return next(place for place, part in enumerate(parts) if part != model)
 
 
 def _remaining_length(data: bytes, pos: int, version: Version | None) -> tuple[int, int]:
