@@ -47,7 +47,7 @@ _PUBLISH_HEADS = frozenset(bytes((first,)) for first in _PUBLISHES)
 # The first two bytes of an acknowledgement in its shortest form, which says that it went well.
 _SHORT_ACKS = {0x40: 0x4002, 0x50: 0x5002, 0x62: 0x6202, 0x70: 0x7002}
 
-# Fewer messages of one size than this are not worth the calls into numpy.
+# Fewer messages of one size than this are not worth a guess at more of them.
 _STRIDE_MIN = 16
 
 
@@ -285,7 +285,8 @@ class PacketCutter:
         Stops at whatever is not whole and lawful, which the slow path then looks at, and knows what is wrong.
         """
         first_byte = data[pos]
-        run = _run(events, first_byte)
+        # A read mostly begins with its first run, and a read of one message is what thousands of devices send.
+        run = _run(events, first_byte) if events else PublishRun(first_byte, [], [], [], [])
         topics, blobs, payloads, packet_ids = run.topics, run.properties, run.payloads, run.packet_ids
         version = self.version
         assert version is not None
@@ -359,8 +360,8 @@ class PacketCutter:
         except (IndexError, MqttError):
             # The end of the read, or something wrong with this packet.
             pass
-        if topics:
-            _put(events, run)
+        if topics and (not events or events[-1] is not run):
+            events.append(run)
         return pos
 
     def _cut_strides(self, run: PublishRun, data: bytes, pos: int, stride: int, head: int, id_at: int) -> int:
