@@ -13,7 +13,7 @@ import time
 from bench.claim import Better, Claim
 from bench.peers.headrace import doors_of
 from bench.peers.peer import private_directory, process
-from bench.scenarios import LOADGEN
+from bench.scenarios import loadgen
 
 BACKLOG = 5_000_000
 SAFE = ("--persistent", "1", "--durable", "--confirm", "1000", "--prefetch", "1000", "--size", "100")
@@ -50,7 +50,7 @@ def claim(count: int = BACKLOG) -> list[Claim]:
 
 def run_loadgen(port: int, pid: int, *flags: str, proto: str = "amqp") -> dict[str, float]:
     command = [
-        str(LOADGEN),
+        loadgen(),
         "--proto",
         proto,
         "--port",

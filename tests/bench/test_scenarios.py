@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bench import scenarios
+from bench.claim import NotRun
 from bench.peers.peer import Running
 from bench.scenarios import BY_NAME, SCENARIOS, Kind, Scenario
 from interop.ports import free_ports
@@ -37,6 +38,13 @@ def test_a_run_is_what_loadgen_reports_and_its_status(null_broker: Running) -> N
     assert (name, result["exit"], result["label"], result["lost"]) == ("M2", 0, "M2", 0)
     assert result["received"] > 0
     assert scenarios.failure(result) is None
+
+
+def test_a_load_generator_that_is_not_built_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "LOADGEN", Path("nothing here"))
+    nobody = Running("nobody", "mqtt", 1, 1, "0", Path("/dev/null"))
+    with pytest.raises(NotRun, match="make -C bench"):
+        scenarios.load(nobody, "M2", [])
 
 
 @pytest.mark.parametrize(
