@@ -13,13 +13,14 @@ Rules:
 - Who has to wait for something else (a login, an alarm, its own reader, whatever needs an await) is not watched
   meanwhile: `hand_over` takes it out and wakes its task, which comes back when it is done. So back-pressure is what it
   always was: nobody reads.
-- A pause before the next look gathers more reads into one turn and one commit. It is made only while many connections
-  send that were silent before: a device that speaks a few times a second does not notice PAUSE_S, and one that waits
-  for answers, or sends without end, is read at once. A wake and a commit cost half a millisecond of CPU, however
-  little they are for (docs/decisions/0017-many-reads-in-one-turn.md).
+- A pause before the next look gathers about GATHERED reads into one turn and one commit. It is made only while many
+  connections send that were silent before: a device that speaks a few times a second does not notice PAUSE_MAX_S, and
+  one that waits for answers, or sends without end, is read at once. A wake and a commit cost half a millisecond of
+  CPU, however little they are for (docs/decisions/0017-many-reads-in-one-turn.md).
 - Whoever publishes while a group is with the disk waits for the next one anyway. So, while groups are small, the poller
   looks again when the group is told: acknowledgements go out, and what came meanwhile is one read, one turn and one
-  group (XXX bench/mqtt_throughput.py). HOLD_S bounds what a slow disk can hold up.
+  group (1.4 times the messages of a CPU second in M5 of bench/mqtt_throughput.py). HOLD_S bounds what a slow disk can
+  hold up.
 
 Neighbours: inbox.py reads, turn.py is what ends, the clients of the doors are what is watched. TLS and WebSocket hold
 octets of their own, which no descriptor tells of; such connections keep to their tasks.
@@ -38,7 +39,9 @@ READS_PER_TURN = 256
 MANY = 8
 # Silent for so long before it sent: such a connection waits for no answer that a pause would hold up.
 SILENT_S = 0.05
-PAUSE_S = 0.008
+# A pause is long enough for so many reads, at the rate at which they come, but not longer than that.
+GATHERED = 160
+PAUSE_MAX_S = 0.016
 # Pauses are made while at least so many reads of silent connections come in each window.
 WINDOW_S = 0.04
 SILENT_MIN = 80
@@ -64,7 +67,8 @@ class Poller:
         # Reads of this window by connections that were silent before; whoever reads counts them.
         self.silent_count = 0
         self._window_end = self.now
-        self._pauses = False
+        # 0: none is made.
+        self._pause_s = 0.0
         # The task that reads, while it waits for a commit; how often it did; set while somebody bounds that.
         self._held: trio.lowlevel.Task | None = None
         self._hold_count = 0
@@ -105,8 +109,8 @@ class Poller:
                 nursery.start_soon(self._bound_holds)
                 while True:
                     count = self._work_off()
-                    if self._pauses:
-                        await self._clock.sleep(PAUSE_S)
+                    if self._pause_s:
+                        await self._clock.sleep(self._pause_s)
                     elif count and self._turn.is_worth_waiting_for_disk:
                         await self._hold()
                     elif count >= MANY:
@@ -162,7 +166,9 @@ class Poller:
         if self.now >= self._window_end:
             # A machine that is too busy to look in time has nothing to gather.
             late_s = self.now - self._window_end
-            self._pauses = self.silent_count >= SILENT_MIN and late_s < WINDOW_S and len(found) < READS_PER_TURN
+            self._pause_s = 0.0
+            if self.silent_count >= SILENT_MIN and late_s < WINDOW_S and len(found) < READS_PER_TURN:
+                self._pause_s = min(PAUSE_MAX_S, GATHERED / self.silent_count * (WINDOW_S + late_s))
             self._window_end = self.now + WINDOW_S
             self.silent_count = 0
         return len(found)

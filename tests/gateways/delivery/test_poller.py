@@ -9,7 +9,15 @@ import pytest
 import trio
 
 from headrace.gateways.delivery.broker import Broker
-from headrace.gateways.delivery.poller import HOLD_S, PAUSE_S, READS_PER_TURN, SILENT_MIN, WINDOW_S, Poller
+from headrace.gateways.delivery.poller import (
+    GATHERED,
+    HOLD_S,
+    PAUSE_MAX_S,
+    READS_PER_TURN,
+    SILENT_MIN,
+    WINDOW_S,
+    Poller,
+)
 from headrace.gateways.delivery.turn import Turn
 
 from .house import House
@@ -245,10 +253,37 @@ async def test_reads_are_gathered_only_while_many_connections_trickle(autojump_c
         assert await gaps() == [0.0] * 19
         silent = SILENT_MIN
         await trickle()
-        assert await gaps() == pytest.approx([PAUSE_S] * 19)
+        assert await gaps() == pytest.approx([PAUSE_MAX_S] * 19)
         silent = SILENT_MIN // 8
         await trickle()
         assert await gaps() == [0.0] * 19
+
+
+async def test_the_faster_reads_come_the_shorter_is_the_pause_for_as_many(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rate = 4 * GATHERED / PAUSE_MAX_S
+    async with polling() as (poller, _turn), watched(poller, 1) as ((peer,), nursery):
+        times = [trio.current_time()]
+        sends_on = False
+
+        def note() -> None:
+            times.append(trio.current_time())
+            poller.silent_count += round(rate * (times[-1] - times[-2]))
+            if sends_on:
+                peer.there.send(b"x")
+
+        peer.then = note
+        nursery.start_soon(poller.run)
+        for _ in range(5):
+            peer.there.send(b"x")
+            await trio.sleep(WINDOW_S * 0.6)
+        sends_on = True
+        peer.there.send(b"x")
+        await trio.sleep(1)
+        sends_on = False
+        gaps = [later - earlier for earlier, later in pairwise(times[-10:])]
+        assert gaps == pytest.approx([PAUSE_MAX_S / 4] * 9, rel=0.1)
 
 
 async def test_while_a_commit_is_under_way_what_comes_is_read_when_it_is_told_and_in_one_turn() -> None:
