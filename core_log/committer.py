@@ -22,8 +22,6 @@ FULL_DISK_PAUSE_S = 1.0
 GATHER_COUNT_MAX = 16
 GATHER_S = 0.002
 PAUSES_SKIPPED = 64
-# A larger group is worth its fixed costs: reading need not wait for it.
-HOLD_COUNT_MAX = 1000
 
 
 class Committer:
@@ -49,10 +47,6 @@ class Committer:
         self._asked_count = 0
         self._pauses_to_skip = 0
         self.on_commit: Callable[[], None] = lambda: None
-        # Records of the group that is with the disk.
-        self._syncing_count = 0
-        # Called once, when that group is done with.
-        self._then: list[Callable[[], None]] = []
         # For the replicas of these logs: what can be read by them now, and what is synced here now. A replicated log is
         # committed when its replicas say so, by `tell`.
         self.on_written: Callable[[Sequence[PartitionLog]], None] = lambda logs: None
@@ -82,16 +76,6 @@ class Committer:
             self._lazy_wake.set()
         self._lazy[log] = None
 
-    @property
-    def is_worth_waiting_for(self) -> bool:
-        """A group of some size is with the disk, or about to go there. Whoever publishes meanwhile waits for the next
-        one, so what they send may as well be read when this one is told of: as one read, and one group."""
-        return GATHER_COUNT_MAX < max(self._pending_count(), self._syncing_count) <= HOLD_COUNT_MAX
-
-    def when_told(self, then: Callable[[], None]) -> None:
-        """Call this once, on the loop, when the group is done with."""
-        self._then.append(then)
-
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_lazy)
@@ -118,16 +102,13 @@ class Committer:
         if self._pauses_to_skip:
             self._pauses_to_skip -= 1
             return
-        if self._pending_count() > GATHER_COUNT_MAX:
+        pending = sum(log.end - (log.synced_end if has_to else log.written_end) for log, has_to in self._urgent.items())
+        if pending > GATHER_COUNT_MAX:
             return
         asked = self._asked_count
         await self._env.clock.sleep(GATHER_S)
         if self._asked_count == asked:
             self._pauses_to_skip = PAUSES_SKIPPED
-
-    def _pending_count(self) -> int:
-        """Records for which somebody waits, of the logs that are in the next group."""
-        return sum(log.end - (log.synced_end if has_to else log.written_end) for log, has_to in self._urgent.items())
 
     async def _run_lazy(self) -> None:
         while True:
@@ -239,9 +220,7 @@ class Committer:
             self._tell(told)
         self.on_written(logs)
         if jobs:
-            self._syncing_count = sum(job.end_offset - job.log.synced_end for job in jobs)
             await self._sync_when_there_is_room(jobs)
-            self._syncing_count = 0
             self.group_count += 1
             self.telling = True
             for job in jobs:
@@ -249,10 +228,6 @@ class Committer:
             self.telling = False
             self.on_synced([job.log for job in jobs])
             self.on_commit()
-        if self._then:
-            calls, self._then = self._then, []
-            for call in calls:
-                call()
         # It stands until a whole group finds room.
         self.disk_full = full
         if full:

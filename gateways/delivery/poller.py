@@ -17,10 +17,6 @@ Rules:
   connections send that were silent before: a device that speaks a few times a second does not notice PAUSE_MAX_S, and
   one that waits for answers, or sends without end, is read at once. A wake and a commit cost half a millisecond of
   CPU, however little they are for (docs/decisions/0017-many-reads-in-one-turn.md).
-- Whoever publishes while a group is with the disk waits for the next one anyway. So, while groups are small, the poller
-  looks again when the group is told: acknowledgements go out, and what came meanwhile is one read, one turn and one
-  group (1.4 times the messages of a CPU second in M5 of bench/mqtt_throughput.py). HOLD_S bounds what a slow disk can
-  hold up.
 
 Neighbours: inbox.py reads, turn.py is what ends, the clients of the doors are what is watched. TLS and WebSocket hold
 octets of their own, which no descriptor tells of; such connections keep to their tasks.
@@ -45,8 +41,6 @@ PAUSE_MAX_S = 0.016
 # Pauses are made while at least so many reads of silent connections come in each window.
 WINDOW_S = 0.04
 SILENT_MIN = 80
-# While a small commit is under way the next look waits for its end, but for no longer than once or twice this.
-HOLD_S = 0.005
 
 Ready = Callable[[], None]
 
@@ -69,10 +63,6 @@ class Poller:
         self._window_end = self.now
         # 0: none is made.
         self._pause_s = 0.0
-        # The task that reads, while it waits for a commit; how often it did; set while somebody bounds that.
-        self._held: trio.lowlevel.Task | None = None
-        self._hold_count = 0
-        self._holding = trio.Event()
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -105,50 +95,16 @@ class Poller:
     async def run(self) -> None:
         """Read whatever comes, until cancelled: whoever is watched then is cancelled too."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._bound_holds)
-                while True:
-                    count = self._work_off()
-                    if self._pause_s:
-                        await self._clock.sleep(self._pause_s)
-                    elif count and self._turn.is_worth_waiting_for_disk:
-                        await self._hold()
-                    elif count >= MANY:
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        await trio.lowlevel.wait_readable(self._epoll.fileno())
+            while True:
+                count = self._work_off()
+                if self._pause_s:
+                    await self._clock.sleep(self._pause_s)
+                elif count >= MANY:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await trio.lowlevel.wait_readable(self._epoll.fileno())
         finally:
             self._epoll.close()
-
-    async def _hold(self) -> None:
-        """Until the commit that is under way is told, or `_bound_holds` has had enough of it."""
-        self._held = trio.lowlevel.current_task()
-        self._hold_count += 1
-        self._holding.set()
-        self._turn.when_told(self._let_go)
-
-        def abort(_raise_cancel: Callable[[], None]) -> trio.lowlevel.Abort:
-            self._held = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _let_go(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            trio.lowlevel.reschedule(held)
-
-    async def _bound_holds(self) -> None:
-        """No hold outlasts two looks at it. A deadline for each would cost half of what a hold saves."""
-        while True:
-            await self._holding.wait()
-            number = 0
-            while number != self._hold_count:
-                number = self._hold_count
-                await self._clock.sleep(HOLD_S)
-                if number == self._hold_count:
-                    self._let_go()
-            self._holding = trio.Event()
 
     def _work_off(self) -> int:
         """One turn; returns how many were read in it."""

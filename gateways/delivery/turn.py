@@ -37,15 +37,6 @@ class Turn:
         """What is gathered in a turn is appended with its end; call in a turn, or end one."""
         self._to_append.append(append)
 
-    @property
-    def is_worth_waiting_for_disk(self) -> bool:
-        """What comes now is committed no later if it is read when the group that is under way has been told of."""
-        return self._committer.is_worth_waiting_for
-
-    def when_told(self, then: Callable[[], None]) -> None:
-        """Call this once, when that group has been told of."""
-        self._committer.when_told(then)
-
     def soon(self) -> None:
         """Something became ready while nobody is in a turn."""
         if not self._is_due:

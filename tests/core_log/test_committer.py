@@ -11,7 +11,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from headrace.core_log.committer import GATHER_COUNT_MAX, HOLD_COUNT_MAX
 from headrace.core_log.config import DirectoryConfig, Durability, LogConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
@@ -353,36 +352,3 @@ async def test_flush_of_nothing_returns_at_once(autojump_clock: MockClock) -> No
     bench = Bench()
     work: Awaitable[None] = bench.committer.flush()
     await work
-
-
-@pytest.mark.parametrize(
-    ("count", "is_worth_it"),
-    [
-        (0, False),
-        (GATHER_COUNT_MAX, False),
-        (GATHER_COUNT_MAX + 1, True),
-        (HOLD_COUNT_MAX, True),
-        (HOLD_COUNT_MAX + 1, False),
-    ],
-)
-async def test_a_group_is_worth_waiting_for_from_when_it_is_asked_for_until_it_is_told_if_it_is_neither_tiny_nor_large(
-    count: int, is_worth_it: bool, autojump_clock: MockClock
-) -> None:
-    bench = Bench()
-    (log,) = bench.logs(1)
-    told: list[bool] = []
-    async with bench.running():
-        bench.worker.shut()
-        for number in range(count):
-            bench.publish(log, f"{number}")
-        assert bench.committer.is_worth_waiting_for == is_worth_it
-        bench.committer.when_told(lambda: told.append(len(bench.told) == count))
-        await trio.sleep(1)
-        assert bench.committer.is_worth_waiting_for == is_worth_it
-        bench.worker.open()
-        await bench.committer.flush()
-        assert not bench.committer.is_worth_waiting_for
-        assert told == ([True] if count else []), "once, and when everybody else has been told"
-        bench.publish(log, "another")
-        await bench.committer.flush()
-    assert len(told) == 1

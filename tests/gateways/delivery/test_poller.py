@@ -8,16 +8,7 @@ from itertools import pairwise
 import pytest
 import trio
 
-from headrace.gateways.delivery.broker import Broker
-from headrace.gateways.delivery.poller import (
-    GATHERED,
-    HOLD_S,
-    PAUSE_MAX_S,
-    READS_PER_TURN,
-    SILENT_MIN,
-    WINDOW_S,
-    Poller,
-)
+from headrace.gateways.delivery.poller import GATHERED, PAUSE_MAX_S, READS_PER_TURN, SILENT_MIN, WINDOW_S, Poller
 from headrace.gateways.delivery.turn import Turn
 
 from .house import House
@@ -29,27 +20,6 @@ class CountedTurn(Turn):
     def end(self) -> None:
         self.count += 1
         super().end()
-
-
-class TurnOverDisk(CountedTurn):
-    """The test says whether a commit is under way, and when it is told."""
-
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(broker)
-        self.is_busy = False
-        self.then: list[Callable[[], None]] = []
-
-    @property
-    def is_worth_waiting_for_disk(self) -> bool:
-        return self.is_busy
-
-    def when_told(self, then: Callable[[], None]) -> None:
-        self.then.append(then)
-
-    def tell(self) -> None:
-        self.is_busy = False
-        for then in self.then:
-            then()
 
 
 class Peer:
@@ -78,10 +48,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def polling() -> AsyncIterator[tuple[Poller, TurnOverDisk]]:
+async def polling() -> AsyncIterator[tuple[Poller, CountedTurn]]:
     """The poller does not run yet."""
     async with House().broker() as running:
-        turn = TurnOverDisk(running.broker)
+        turn = CountedTurn(running.broker)
         yield Poller(turn, running.broker.env.clock), turn
 
 
@@ -284,56 +254,3 @@ async def test_the_faster_reads_come_the_shorter_is_the_pause_for_as_many(
         sends_on = False
         gaps = [later - earlier for earlier, later in pairwise(times[-10:])]
         assert gaps == pytest.approx([PAUSE_MAX_S / 4] * 9, rel=0.1)
-
-
-async def test_while_a_commit_is_under_way_what_comes_is_read_when_it_is_told_and_in_one_turn() -> None:
-    async with polling() as (poller, turn), watched(poller, 3) as (made, nursery):
-        first, *others = made
-        turns: set[int] = set()
-        first.there.send(b"first")
-        turn.is_busy = True
-        nursery.start_soon(poller.run)
-        # Less than the bound of a hold: no time passes.
-        while not turn.then:
-            await trio.lowlevel.checkpoint()
-        for peer in others:
-            peer.then = lambda: turns.add(turn.count)
-            peer.there.send(b"meanwhile")
-        assert [peer.reads for peer in made] == [[b"first"], [], []]
-        turn.tell()
-        await trio.testing.wait_all_tasks_blocked()
-        assert [peer.reads for peer in made] == [[b"first"], [b"meanwhile"], [b"meanwhile"]]
-        assert len(turns) == 1
-
-
-async def test_a_commit_that_is_not_told_holds_nobody_up_for_long(autojump_clock: trio.testing.MockClock) -> None:
-    async with polling() as (poller, turn), watched(poller, 1) as ((peer,), nursery):
-        times: list[float] = []
-        peer.then = lambda: times.append(trio.current_time())
-        turn.is_busy = True
-        nursery.start_soon(poller.run)
-        for _ in range(5):
-            peer.there.send(b"x")
-            await trio.sleep(1)
-            # It was told after all, to nobody: the next one that waits goes on a little early, and that is all.
-            turn.tell()
-            turn.is_busy = True
-        assert len(times) == 5
-        peer.bytes_max = 1
-        peer.there.send(b"xyz")
-        await trio.sleep(1)
-        assert len(times) == 8
-        assert all(after - before <= 2 * HOLD_S for before, after in pairwise(times[5:]))
-
-
-async def test_it_ends_while_it_waits_for_a_commit() -> None:
-    async with polling() as (poller, turn), watched(poller, 1) as ((peer,), _nursery):
-        peer.there.send(b"x")
-        turn.is_busy = True
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(poller.run)
-                while not turn.then:
-                    await trio.lowlevel.checkpoint()
-                scope.cancel()
-        turn.tell()
