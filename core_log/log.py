@@ -61,6 +61,8 @@ from headrace.core_log.tail import Tail, TailCache
 
 # What is read at once should fit a processor's own cache, with the objects made of it (bench/read.py).
 READ_BYTES = 512 * 1024
+# A record counts for so much in a read beside its octets: empty ones take room too.
+RECORD_BYTES = 16
 # A header and the largest summary there is.
 # So many batches are passed over in one go: some 5 us each (bench/skip.py), and others wait meanwhile.
 PASSED_OVER_MAX = 256
@@ -1220,7 +1222,7 @@ class PartitionLog:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> list[Run]:
-        """Runs of records from an offset on, at least one batch and about bytes_max; empty at the end.
+        """Runs of records from an offset on, at least one batch and about bytes_max unpacked; empty at the end.
 
         `end` (the high watermark unless said otherwise) is where the reader must stop. A gap comes as a run without
         records. Raises OffsetOutOfRange below the log start or beyond the end.
@@ -1300,7 +1302,7 @@ class PartitionLog:
         position = segment.locate(offset, self.config.index_interval_bytes)
         data = segment.file.read(position, max(bytes_max, HEADER_SIZE))
         batches: list[RecordBatch] = []
-        at = 0
+        at = unpacked = 0
         stop = min(end, segment.end_offset)
         while True:
             header = maybe_header(data, at, segment.salt)
@@ -1318,7 +1320,9 @@ class PartitionLog:
             self.resolve_routes(segment, batch)
             batches.append(batch)
             at += header.size
-            if header.next_offset >= stop:
+            # What packs well is much more when it is unpacked: records that are all alike, some hundred times as much.
+            unpacked += header.blob_size + RECORD_BYTES * header.record_count
+            if header.next_offset >= stop or unpacked >= bytes_max:
                 return batches
 
     def batches_in(self, segment: Segment) -> Iterator[tuple[BatchHeader, RecordBatch]]:

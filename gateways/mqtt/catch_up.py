@@ -135,15 +135,18 @@ class CatchUp:
         if start < log.end:
             # Who stands before that has its turn on the next round, and who has no more room goes on from what it
             # refused: neither has anything to do with the rest of this read.
-            eager = {session for session in hungry if session.position >= start}
+            taking = [session for session in hungry if session.position >= start]
+            eager = set(taking)
             runs = log.read(start, bytes_max=READ_BYTES, end=log.end)
             for run in runs:
                 self._feed_run(eager, run.batch, run.first, run.last)
-            self._from = int(runs[-1].batch.next_offset)
-            reached = min(self._from, int(log.end))
+            reached = min(int(runs[-1].batch.next_offset), int(log.end))
             for session in eager:
                 if session.position < reached:
                     session.position = reached
+            # Where nobody had room for all of it the pass stays with those who got furthest: a single session goes on
+            # from there, and not with another round.
+            self._from = max(session.position for session in taking)
         for session in hungry:
             quota = session.quota
             if quota is not None and quota.is_counting and session.position >= session.awake_from:

@@ -109,6 +109,18 @@ def test_every_record_is_read_from_every_offset(
         assert found == expected[start:]
 
 
+@pytest.mark.parametrize("size", [0, 1_000])
+def test_a_read_of_what_packs_well_is_bounded_by_what_it_is_unpacked(size: int) -> None:
+    disk = Disk(LogConfig(compression="lz4"), directory=DirectoryConfig(tail_cache_bytes_max=1))
+    for _ in range(20):
+        disk.write(*[b"x" * size] * 200)
+    batch_bytes = 200 * (size + 16)
+    limits = (1, batch_bytes * 5 // 2, batch_bytes * 100)
+    assert disk.log.byte_count < limits[1] or not size, "all that is stored is less than the limit"
+    counts = [sum(run.last - run.first for run in disk.log.read(0, bytes_max=limit)) for limit in limits]
+    assert counts == [200, 600, 4_000]
+
+
 def test_reads_outside_the_log_name_both_ends() -> None:
     disk = Disk()
     disk.write(b"a", b"b", b"c")
