@@ -61,6 +61,8 @@ from headrace.core_log.tail import Tail, TailCache
 
 # What is read at once should fit a processor's own cache, with the objects made of it (bench/read.py).
 READ_BYTES = 512 * 1024
+# So much of it is read from the disk first, four times as much then, and so on.
+PIECE_BYTES = 64 * 1024
 # A record counts for so much in a read beside its octets: empty ones take room too.
 RECORD_BYTES = 16
 # A header and the largest summary there is.
@@ -1300,14 +1302,22 @@ class PartitionLog:
 
     def _checked(self, segment: Segment, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
         position = segment.locate(offset, self.config.index_interval_bytes)
-        data = segment.file.read(position, max(bytes_max, HEADER_SIZE))
+        piece = PIECE_BYTES
+        data = b""
         batches: list[RecordBatch] = []
         at = unpacked = 0
         stop = min(end, segment.end_offset)
         while True:
             header = maybe_header(data, at, segment.salt)
-            if header is not None and at + header.size > len(data) and not batches:
-                data += segment.file.read(position + len(data), at + header.size - len(data))
+            if header is None or at + header.size > len(data):
+                # What packs well needs few of the octets that are asked for.
+                position, at = position + at, 0
+                wanted = HEADER_SIZE if header is None else header.size
+                data = segment.file.read(position, max(wanted, min(piece, bytes_max - unpacked)))
+                piece *= 4
+                header = maybe_header(data, 0, segment.salt)
+                if header is not None and header.size > len(data):
+                    data += segment.file.read(position + len(data), header.size - len(data))
             if header is None or at + header.size > len(data):
                 if batches:
                     return batches
@@ -1321,7 +1331,7 @@ class PartitionLog:
             batches.append(batch)
             at += header.size
             # What packs well is much more when it is unpacked: records that are all alike, some hundred times as much.
-            unpacked += header.blob_size + RECORD_BYTES * header.record_count
+            unpacked += HEADER_SIZE + header.blob_size + RECORD_BYTES * header.record_count
             if header.next_offset >= stop or unpacked >= bytes_max:
                 return batches
 

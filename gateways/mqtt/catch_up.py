@@ -32,6 +32,8 @@ _logger = logging.getLogger(__name__)
 
 SYS = PREFIX.encode()
 READ_BYTES = 512 * 1024
+# To look at so many sessions costs as much as such a read: the more are behind, the more is read at once.
+LOOKED_AT = 250
 # A round over more records than this is worth waiting for company.
 FAR_COUNT = 20_000
 
@@ -137,7 +139,7 @@ class CatchUp:
             # refused: neither has anything to do with the rest of this read.
             taking = [session for session in hungry if session.position >= start]
             eager = set(taking)
-            runs = log.read(start, bytes_max=READ_BYTES, end=log.end)
+            runs = log.read(start, bytes_max=READ_BYTES * (1 + len(hungry) // LOOKED_AT), end=log.end)
             for run in runs:
                 self._feed_run(eager, run.batch, run.first, run.last)
             reached = min(int(runs[-1].batch.next_offset), int(log.end))
