@@ -61,7 +61,7 @@ from headrace.core_log.tail import Tail, TailCache
 
 # What is read at once should fit a processor's own cache, with the objects made of it (bench/read.py).
 READ_BYTES = 512 * 1024
-# So much of it is read from the disk first, four times as much then, and so on.
+# What packs well needs few of the octets that are asked for: as many are read as the last read took, and so many at least.
 PIECE_BYTES = 64 * 1024
 # A record counts for so much in a read beside its octets: empty ones take room too.
 RECORD_BYTES = 16
@@ -172,6 +172,7 @@ class PartitionLog:
         self._segments: list[Segment] = []
         self._open: RecordBatch | None = None
         self._tail: Tail = deque()
+        self._piece_bytes = READ_BYTES
         self._waiting: deque[tuple[int, Done]] = deque()
         self._checkpoint = CheckpointFile(shared.storage, f"{folder}/{CHECKPOINT}")
         # Offsets below it may be shown to anybody: the promise not to issue them again is on the disk.
@@ -1302,7 +1303,7 @@ class PartitionLog:
 
     def _checked(self, segment: Segment, offset: int, end: int, bytes_max: int) -> list[RecordBatch]:
         position = segment.locate(offset, self.config.index_interval_bytes)
-        piece = PIECE_BYTES
+        begin = position
         data = b""
         batches: list[RecordBatch] = []
         at = unpacked = 0
@@ -1310,11 +1311,9 @@ class PartitionLog:
         while True:
             header = maybe_header(data, at, segment.salt)
             if header is None or at + header.size > len(data):
-                # What packs well needs few of the octets that are asked for.
                 position, at = position + at, 0
                 wanted = HEADER_SIZE if header is None else header.size
-                data = segment.file.read(position, max(wanted, min(piece, bytes_max - unpacked)))
-                piece *= 4
+                data = segment.file.read(position, max(wanted, min(self._piece_bytes, bytes_max - unpacked)))
                 header = maybe_header(data, 0, segment.salt)
                 if header is not None and header.size > len(data):
                     data += segment.file.read(position + len(data), header.size - len(data))
@@ -1332,7 +1331,10 @@ class PartitionLog:
             at += header.size
             # What packs well is much more when it is unpacked: records that are all alike, some hundred times as much.
             unpacked += HEADER_SIZE + header.blob_size + RECORD_BYTES * header.record_count
-            if header.next_offset >= stop or unpacked >= bytes_max:
+            if unpacked >= bytes_max:
+                self._piece_bytes = max(PIECE_BYTES, position + at - begin)
+                return batches
+            if header.next_offset >= stop:
                 return batches
 
     def batches_in(self, segment: Segment) -> Iterator[tuple[BatchHeader, RecordBatch]]:
