@@ -61,7 +61,7 @@ from headrace.core_log.tail import Tail, TailCache
 
 # What is read at once should fit a processor's own cache, with the objects made of it (bench/read.py).
 READ_BYTES = 512 * 1024
-# What packs well needs few of the octets that are asked for: as many are read as the last read took, and so many at least.
+# What packs well needs few of the octets asked for: as many are read as the last read took, and so many at least.
 PIECE_BYTES = 64 * 1024
 # A record counts for so much in a read beside its octets: empty ones take room too.
 RECORD_BYTES = 16
