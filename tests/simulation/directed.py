@@ -89,7 +89,7 @@ DIRECTED = (
     Directed(
         "MUT21 what a leader does not mention is deleted",
         "tests/core_log/replication/test_shard.py"
-        "::test_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_else",
+        "::test_e8_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_else",
         FollowerSession,
         "_know",
         _delete_what_the_leader_lacks,

@@ -104,7 +104,7 @@ async def test_delivery_is_torn_down_before_a_log_is_touched() -> None:
         assert seen == [2]
 
 
-async def test_a_new_leader_opens_only_when_all_that_it_took_over_is_committed() -> None:
+async def test_v2_a_new_leader_opens_only_when_all_that_it_took_over_is_committed() -> None:
     async with cluster(config=without_gone()) as three:
         await three.found()
         stream = await three.create()
@@ -126,7 +126,7 @@ async def test_a_new_leader_opens_only_when_all_that_it_took_over_is_committed()
         assert three.values(2, stream) == [b"1", b"2"]
 
 
-async def test_a_restarted_replica_keeps_its_promises_and_its_records() -> None:
+async def test_e1_a_restarted_replica_keeps_its_promises_and_its_records() -> None:
     async with cluster() as three:
         await three.found()
         stream = await three.create()
@@ -218,7 +218,7 @@ async def test_a_request_is_repeated_until_an_order_settles_it() -> None:
         await done.wait()
 
 
-async def test_too_few_in_sync_refuse_writes_with_the_reason() -> None:
+async def test_v3_too_few_in_sync_refuse_writes_with_the_reason() -> None:
     async with cluster() as three:
         await three.found()
         stream = await three.create()
@@ -255,7 +255,7 @@ async def test_streams_that_come_grow_change_and_go_do_so_at_every_replica() -> 
             assert three.log(number, stream).config.retention_bytes == 123_456
 
 
-async def test_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_else() -> None:
+async def test_e8_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_else() -> None:
     async with cluster() as three:
         await three.found()
         kept, gone = await three.create("kept"), await three.create("gone")
