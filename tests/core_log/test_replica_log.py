@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
-from headrace.core_log.errors import Refused
+from headrace.core_log.errors import NotLed, Refused
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.record import Producer
 from headrace.core_log.storage.contract import Storage
@@ -124,6 +124,26 @@ def test_a_batch_of_an_older_stint_is_refused() -> None:
     old.write(b"0")
     with pytest.raises(Refused, match="does not follow"):
         follower.log.append_stored(stored(old.log, 1))
+
+
+def test_o1_nobody_else_writes_behind_what_a_leader_wrote_until_a_stint_begins_here() -> None:
+    """It would have the leader's name on it."""
+    leader, follower = Side(), Side()
+    leader.lead(3, 1)
+    leader.write(b"1")
+    follow(follower, leader)
+    columns = [b""], [b""], [b"mine"]
+    with pytest.raises(NotLed):
+        follower.log.append(*columns, timestamp_us=1)
+    with pytest.raises(NotLed):
+        follower.log.append_once(Producer(b"p" * 16, 0, 0), *columns, timestamp_us=1)
+    assert follower.log.end == leader.log.end
+    follower.log.begin_stint(4, 2)
+    follower.write(b"mine")
+    assert [value for _, value, _ in records(follower.log)] == [b"1", b"mine"]
+    follower.log.follow()
+    with pytest.raises(NotLed):
+        follower.log.append(*columns, timestamp_us=1)
 
 
 def test_a_damaged_batch_is_refused_and_those_before_it_are_kept() -> None:
