@@ -1408,8 +1408,11 @@ class PartitionLog:
                 position = position + header.size if offset < min(stop, segment.end_offset) else None
         return min(offset, end), in_memory <= offset < end
 
-    def read_raw(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> RawSlice | None:
-        """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
+    def read_raw(
+        self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None, behind: RawSlice | None = None
+    ) -> RawSlice | None:
+        """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end. `behind`:
+        the slice before, if there was one, so that nothing has to be looked for."""
         end = int(self.high_watermark) if end is None else end
         # Replicas begin with a whole segment.
         start = min(self.log_start, self.replica_start) if self.is_replicated else self.log_start
@@ -1418,7 +1421,10 @@ class PartitionLog:
         if offset >= min(end, self.written_end):
             return None
         segment = self._segment_of(offset)
-        position = segment.locate(offset, self.config.index_interval_bytes)
+        if behind is not None and behind.segment is segment and behind.next_offset == offset:
+            position = behind.position + behind.length
+        else:
+            position = segment.locate(offset, self.config.index_interval_bytes)
         length = 0
         first = following = offset
         for at, header in segment.headers(position):

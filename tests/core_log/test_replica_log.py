@@ -1,6 +1,8 @@
 """A log that follows another: what it takes over, where it is cut, what a loss of power leaves of both."""
 
 from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.errors import NotLed, Refused
-from headrace.core_log.log import PartitionLog
+from headrace.core_log.log import PartitionLog, RawSlice
 from headrace.core_log.record import Producer
+from headrace.core_log.segment import Segment
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.crash import TracingStorage, crash_states
 from headrace.core_log.storage.memory import MemoryStorage
@@ -93,6 +96,27 @@ def test_a_follower_holds_what_its_leader_holds(writes: list[tuple[int, int, boo
     assert records(follower.log) == records(leader.log)
     assert follower.log.epochs.entries == leader.log.epochs.entries
     assert [one.base_offset for one in follower.log.segments] == [one.base_offset for one in leader.log.segments]
+
+
+def test_what_follows_a_slice_is_found_behind_it_and_wherever_else_it_is() -> None:
+    leader = Side(config=replace(LOGS, index_interval_bytes=1 << 20))
+    for number in range(40):
+        leader.write(b"%d" % number * 60)
+    log, end = leader.log, int(leader.log.written_end)
+    assert len(log.segments) > 2
+    slices: list[RawSlice] = []
+    while not slices or slices[-1].next_offset < end:
+        offset = slices[-1].next_offset if slices else 0
+        looked_up = log.read_raw(offset, bytes_max=1, end=end)
+        for behind in (None, *slices):
+            assert log.read_raw(offset, bytes_max=1, end=end, behind=behind) == looked_up
+        assert looked_up is not None
+        slices.append(looked_up)
+    locate = Segment.locate
+    with patch.object(Segment, "locate", autospec=True, side_effect=locate) as looks:
+        for behind, piece in pairwise(slices):
+            log.read_raw(piece.first_offset, bytes_max=1, end=end, behind=behind)
+    assert looks.call_count == len(log.segments) - 1, "once for each segment that begins"
 
 
 def test_a_follower_goes_on_after_a_restart_and_a_loss_of_power() -> None:
