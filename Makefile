@@ -88,6 +88,7 @@ mutants: $(VENV)/dev
 	$(call part,mutants,$(BIN)/python -m tests.core_log.power mutants $(ARGS))
 	$(call part,mutants of the delay engine,$(BIN)/python -m tests.delay.simulation mutants $(ARGS))
 	$(call part,mutants of the protocol,$(BIN)/python -m tests.simulation.partition_stories)
+	$(call part,mutants that tests tell,$(BIN)/python -m tests.simulation.directed)
 	$(call part,mutants of the cluster,$(BIN)/python -m tests.simulation.cluster mutants $(ARGS))
 
 # Hostile octets for each parser, SECONDS of them each.

@@ -44,7 +44,7 @@ def _wait(cluster: Cluster, controls: bool, is_killed: bool) -> float:
     other = next(node for node in cluster.nodes if node is not leader)
     with pika.BlockingConnection(pika.URLParameters(other.url)) as connection:
         waits = _Waits(connection)
-        waits.publish(20)
+        waits.publish_until_served(time.monotonic())
         assert leader.process is not None
         begun = time.monotonic()
         if is_killed:
@@ -76,13 +76,15 @@ class _Waits:
 
     def publish_until_served(self, begun: float) -> None:
         """Until a message is confirmed that was sent after the leader was lost. A channel with an unknown outcome is
-        closed by the broker; the connection stays."""
+        closed by the broker; the connection stays. What is refused, since too few are in sync, is sent again."""
         confirmed = 0
         while confirmed < 20:
             assert time.monotonic() - begun < PATIENCE_S, "nobody serves the vhost"
             try:
                 self.publish(1)
                 confirmed += 1
+            except pika.exceptions.NackError:
+                confirmed = 0
             except pika.exceptions.ChannelClosedByBroker:
                 confirmed = 0
                 self._open()

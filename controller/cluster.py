@@ -438,10 +438,10 @@ class ClusterAgent:
             again = self._look_again
             try:
                 await self._attend_once()
+            except* Poisoned:
+                # Nothing can be kept here any more, so no orders can be taken: this node must stop and say so (D6).
+                raise
             except* (LinkError, Refused, StorageError) as errors:
-                if errors.subgroup(Poisoned) is not None:
-                    # Nothing can be kept here any more, so no orders can be taken: this node must stop and say so (D6).
-                    raise
                 _log.info("not with a controller: %s", _first(errors))
             with trio.move_on_after(self._config.heartbeat_s / 2):
                 await again.wait()

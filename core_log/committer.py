@@ -184,12 +184,19 @@ class Committer:
         await done.wait()
 
     async def _make_cuts(self) -> None:
-        """The journal is emptied first: it would put back what is cut."""
-        await self._env.worker.run(self._journal.empty)
-        cuts, self._cuts = self._cuts, []
-        for cut, done in cuts:
-            cut()
-            done.set()
+        """The journal is emptied first: it would put back what is cut. A cut that meets a full disk is made again from
+        its beginning, which it bears at each of its steps; whoever asked for it lets nothing else be done meanwhile."""
+        while self._cuts:
+            try:
+                await self._env.worker.run(self._journal.empty)
+                while self._cuts:
+                    cut, done = self._cuts[0]
+                    cut()
+                    del self._cuts[0]
+                    done.set()
+            except DiskFull:
+                self.disk_full = True
+                await self._env.clock.sleep(FULL_DISK_PAUSE_S)
 
     def tell(self, moves: Sequence[tuple[PartitionLog, int]]) -> None:
         """The replicas of these logs have committed so far: who waits is told, and who gathered answers sends them."""

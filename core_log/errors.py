@@ -35,6 +35,10 @@ class SequenceRefused(Refused):
     """An idempotent publish below the window, with a gap (internal producers), or from a fenced epoch."""
 
 
+class NotLed(Refused):
+    """This replica follows another node's: its records come from there, and from nobody here."""
+
+
 class DamagedBatch(Refused):
     """What was handed in to be stored is not what somebody encoded. The log is as it was."""
 

@@ -25,6 +25,7 @@ from headrace.core_log.errors import (
     CorruptLog,
     DamagedBatch,
     DiskFull,
+    NotLed,
     OffsetOutOfRange,
     Refused,
     SequenceRefused,
@@ -189,6 +190,8 @@ class PartitionLog:
         self._start_moved = False
         self._has_removed = False
         self._syncing = False
+        # Another node leads: what somebody wrote here, at the end of its records, would pass for its own.
+        self._follows = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -732,8 +735,13 @@ class PartitionLog:
         return batch
 
     def _begin(self, producer: Producer | None = None) -> RecordBatch:
+        self._refuse_while_following()
         self._open = RecordBatch(self.written_end, self.epoch, producer)
         return self._open
+
+    def _refuse_while_following(self) -> None:
+        if self._follows:
+            raise NotLed(f"{self.folder}: another node leads this log")
 
     def _is_full(self, batch: RecordBatch) -> bool:
         return (
@@ -748,6 +756,7 @@ class PartitionLog:
 
         For those who write in bulk what nobody reads soon: it is not kept in memory. DiskFull: nothing was taken.
         """
+        self._refuse_while_following()
         self.seal()
         segment, base_offset = self._active(), self.written_end
         body = encode_bulk(batch, compress=self.config.compression)
@@ -868,12 +877,14 @@ class PartitionLog:
         assert epoch > latest.epoch or (epoch, leader_id) == latest[:2], "epochs only rise"
         self.seal()
         self.epoch, self.leader_id = epoch, leader_id
+        self._follows = False
 
     def begin_epoch(self, epoch: int, leader_id: int) -> None:
         """A new leader stint: what is appended from now on belongs to it."""
         assert (epoch, leader_id) > (self.epoch, self.leader_id), "epochs only rise"
         self.seal()
         self.epoch, self.leader_id = epoch, leader_id
+        self._follows = False
 
     def _load_epochs(self) -> EpochHistory:
         if self._epochs is None:
@@ -945,6 +956,7 @@ class PartitionLog:
         batches in it refer to. Raises Refused for a batch that is damaged or does not follow; those before it are kept.
         """
         assert self._open is None, "a follower's records come from its leader only"
+        self._follows = True
         at = 0
         while at < len(data):
             header = maybe_header(data, at, int.from_bytes(data[at + 8 : at + 16], "little"))
@@ -1021,6 +1033,10 @@ class PartitionLog:
         self.log_start = Offset(offset)
         self._start_moved = True
         return True
+
+    def follow(self) -> None:
+        """Another node leads from now on, until a stint begins here: appends raise NotLed."""
+        self._follows = True
 
     def abandon(self) -> None:
         """This replica leads no longer: what nobody has written yet is dropped, and who waits is not told anything."""
@@ -1408,8 +1424,11 @@ class PartitionLog:
                 position = position + header.size if offset < min(stop, segment.end_offset) else None
         return min(offset, end), in_memory <= offset < end
 
-    def read_raw(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> RawSlice | None:
-        """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end."""
+    def read_raw(
+        self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None, behind: RawSlice | None = None
+    ) -> RawSlice | None:
+        """Whole stored batches from the one that holds the offset, for a peer or a download; None at the end. `behind`:
+        the slice before, if there was one, so that nothing has to be looked for."""
         end = int(self.high_watermark) if end is None else end
         # Replicas begin with a whole segment.
         start = min(self.log_start, self.replica_start) if self.is_replicated else self.log_start
@@ -1418,7 +1437,10 @@ class PartitionLog:
         if offset >= min(end, self.written_end):
             return None
         segment = self._segment_of(offset)
-        position = segment.locate(offset, self.config.index_interval_bytes)
+        if behind is not None and behind.segment is segment and behind.next_offset == offset:
+            position = behind.position + behind.length
+        else:
+            position = segment.locate(offset, self.config.index_interval_bytes)
         length = 0
         first = following = offset
         for at, header in segment.headers(position):

@@ -54,7 +54,9 @@ class HeadraceCluster:
 
 def _process_of(parent: int, number: int) -> int:
     """The process of one node among those that `headrace cluster up` has started."""
-    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+    # Each is listed with the thread that started it.
+    children = " ".join(path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children"))
+    for pid in map(int, children.split()):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if b"--node-id" in words and words[words.index(b"--node-id") + 1] == b"%d" % number:
             return pid

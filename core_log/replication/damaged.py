@@ -12,14 +12,17 @@ Neighbours: shard.py is a replica that is sound; shards.py of the node turns one
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
 
+from headrace.core_log.committer import FULL_DISK_PAUSE_S
 from headrace.core_log.directory import remove_tree
 from headrace.core_log.env import Env
-from headrace.core_log.errors import CorruptLog, UnknownFormat
+from headrace.core_log.errors import CorruptLog, DiskFull, UnknownFormat
 from headrace.core_log.replication.assignment import NOBODY, Assignment, Ballot, Member
 from headrace.core_log.replication.kept import PATH as KEPT
 from headrace.core_log.replication.kept import read_kept, write_kept
@@ -32,6 +35,8 @@ MARK = "damaged"
 DISK = "disk"
 ASIDE = "aside"
 _STAYING = {KEPT, MARK, DISK, ASIDE}
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +105,7 @@ class DamagedReplica:
                 write_mark(storage, self.error)
             return read_kept(storage)
 
-        kept = await self._env.worker.run(begin)
+        kept = await self._when_there_is_room(begin)
         _log.critical(
             "shard %d: this replica is damaged (%s); it leads and follows nothing until others have taken over, and "
             "is then fetched anew",
@@ -137,15 +142,24 @@ class DamagedReplica:
     async def _keep(self) -> None:
         kept = self._replica.kept
         if kept != self._saved:
-            await self._env.worker.run(lambda: write_kept(self._env.storage, kept))
+            await self._when_there_is_room(lambda: write_kept(self._env.storage, kept))
             self._saved = kept
+
+    async def _when_there_is_room(self, call: Callable[[], T]) -> T:
+        """A full disk is waited for, as by a replica that is sound: the node and its other shards serve on."""
+        while True:
+            try:
+                return await self._env.worker.run(call)
+            except DiskFull:
+                _log.warning("shard %d: the disk is full, and what its damaged replica must keep waits", self.shard)
+                await self._env.clock.sleep(FULL_DISK_PAUSE_S)
 
     async def set_aside(self) -> None:
         """The folder is that of a replica that has nothing, on a disk that nobody knows, and remembers its promises."""
         assert self.is_superfluous, "the files may be all that there is"
         storage, now_ms = self._env.storage, self._env.clock.wall_us() // 1000
         disk, kept = self._env.ids.uuid(), replace(self._replica.kept, is_blank=True)
-        await self._env.worker.run(lambda: _set_aside(storage, disk, kept, now_ms))
+        await self._when_there_is_room(lambda: _set_aside(storage, disk, kept, now_ms))
         _log.critical(
             "shard %d: the damaged files lie in %s/%d for a day; everything is fetched from the leader",
             self.shard,

@@ -14,15 +14,17 @@ from headrace.core_log.log import PartitionLog, RawSlice
 from headrace.core_log.record import Gap, RecordBatch, gap_batch
 
 
-def next_records(log: PartitionLog, offset: int, bytes_max: int) -> tuple[RawSlice | bytes, int] | None:
+def next_records(
+    log: PartitionLog, offset: int, bytes_max: int, behind: RawSlice | None = None
+) -> tuple[RawSlice | bytes, int] | None:
     """What a follower that ends at this offset appends next, and the offset behind it; None: it has all of it.
 
-    At least one batch, however large."""
+    At least one batch, however large. `behind`: what it was sent last, as a hint where to look."""
     if offset >= log.written_end:
         return None
     if log.config.cleanup == "compact" and offset < log.segments[-1].base_offset:
         return _encoded_anew(log, offset, bytes_max)
-    piece = log.read_raw(offset, bytes_max=bytes_max, end=int(log.written_end))
+    piece = log.read_raw(offset, bytes_max=bytes_max, end=int(log.written_end), behind=behind)
     assert piece is not None, "the follower is behind"
     if piece.first_offset != offset:
         # It was compacted once.

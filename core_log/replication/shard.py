@@ -322,6 +322,8 @@ class ShardReplica:
 
     async def _follow(self, leader: int, moved: trio.Event) -> None:
         """Until another order comes, or the link ends; then the caller looks again."""
+        for log in self.logs.values():
+            log.follow()
         async with trio.open_nursery() as nursery:
 
             async def until_moved() -> None:

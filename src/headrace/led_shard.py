@@ -105,6 +105,10 @@ class LedShard:
         self._commons = commons.part(env, self._metadata, self._watch)
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
+        # Of a close that waits for others to have what was settled.
+        self._closing = trio.CancelScope()
+        self._closed = trio.Event()
+        self._closed.set()
         # None until clients are served, and again when they no longer are.
         self.service: Service | None = None
 
@@ -144,8 +148,11 @@ class LedShard:
         await audit.noted(FORCED, "", about)
 
     async def step_down(self, reason: str) -> None:
-        """Another node leads, or nobody: clients are told, and nothing of this shard is touched when this returns."""
+        """Another node leads, or nobody: clients are told, and nothing of this shard is touched when this returns. A
+        close that is under way ends where it is: what it would write belongs to a stint that is over."""
         service, self.service = self.service, None
+        self._closing.cancel()
+        await self._closed.wait()
         if service is not None:
             with trio.move_on_after(DISMISS_SECONDS_MAX):
                 await service.dismiss(reason)
@@ -153,9 +160,14 @@ class LedShard:
         await self._ended.wait()
 
     async def close(self) -> None:
-        """The node stops in good order: what was settled is safe when this returns."""
+        """The node stops in good order: what was settled is safe when this returns, unless it steps down meanwhile."""
         service, self.service = self.service, None
         if service is not None:
-            await service.close()
+            self._closed = trio.Event()
+            try:
+                with self._closing:
+                    await service.close()
+            finally:
+                self._closed.set()
         self._scope.cancel()
         await self._ended.wait()

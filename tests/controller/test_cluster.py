@@ -1,6 +1,7 @@
 """Nodes that take part in a cluster: who is the controller, what everybody knows, and what goes on without either."""
 
 from collections.abc import Callable, Sequence
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -8,6 +9,7 @@ import trio
 import trio.testing
 
 from headrace.controller.changes import Change, DeleteVhost, PutExchange, PutNode, PutUser, PutVhost
+from headrace.controller.cluster import ClusterAgent
 from headrace.controller.cluster_config import ClusterConfig
 from headrace.controller.config import Definitions
 from headrace.controller.entities import Endpoint, Exchange, Node, User, Version, Vhost
@@ -16,8 +18,10 @@ from headrace.controller.snapshot import Snapshot
 from headrace.controller.store import Committed, Lease, Lost, MemoryStore, MetaStore, NotCommitted, Unknown
 from headrace.core_log.errors import Poisoned
 from headrace.core_log.ids import StreamId
+from headrace.core_log.peer.errors import PeerGone
 from headrace.core_log.replication.assignment import Ballot
 from headrace.core_log.replication.messages import AlterIsr
+from headrace.exits import causes
 
 from .cluster_house import House, HouseNode, cluster
 
@@ -410,6 +414,19 @@ async def test_a_node_that_can_keep_nothing_any_more_ends(database: Database, au
             await first.kill()
             await trio.sleep(60)
     assert caught.group_contains(Poisoned)
+
+
+async def test_a_node_whose_disk_and_link_fail_together_tells_of_the_disk(
+    database: Database, autojump_clock: object
+) -> None:
+    async def fails(_agent: ClusterAgent) -> None:
+        raise ExceptionGroup("both", [PeerGone("the other side closed the link"), Poisoned("a sync failed")])
+
+    with pytest.raises(ExceptionGroup) as caught, patch.object(ClusterAgent, "_attend_once", fails):
+        async with cluster(opening(database), CONFIG) as house:
+            await house.start(1)
+            await trio.sleep(60)
+    assert [str(error) for error in causes(caught.value)] == ["a sync failed"]
 
 
 async def test_what_a_store_has_forgotten_is_put_back_by_the_nodes(database: Database, autojump_clock: object) -> None:

@@ -115,7 +115,7 @@ def test_an_election_takes_the_in_sync_members_that_are_up_and_a_new_epoch() -> 
     assert row.version == RowVersion(8, FIRST)
 
 
-def test_nobody_is_elected_who_is_not_known_to_hold_everything() -> None:
+def test_e7_nobody_is_elected_who_is_not_known_to_hold_everything() -> None:
     row = replace(ROW, isr=COPIES[:1])
     assert elected(row, {1: MEMBERS[1], 2: MEMBERS[2]}, FIRST) is None
     assert elected(ROW, {1: MEMBERS[1]._replace(disk=UUID(int=77))}, FIRST) is None
@@ -156,7 +156,7 @@ def test_a_request_that_was_made_on_another_row_is_not_answered_by_a_change(stal
 
 
 @pytest.mark.parametrize("life", [MEMBERS[2]._replace(incarnation=2), MEMBERS[2]._replace(disk=UUID(int=9))])
-def test_a_request_for_a_life_that_is_over_only_moves_the_version(life: Member) -> None:
+def test_e5_a_request_for_a_life_that_is_over_only_moves_the_version(life: Member) -> None:
     row = replace(ROW, isr=COPIES[:2])
     wanted = request(isr=tuple(sorted((*COPIES[:2], life.copy))), joining=life)
     found = altered(row, wanted, MEMBERS, FIRST)
@@ -169,7 +169,7 @@ def test_a_request_cannot_bring_in_somebody_it_does_not_name() -> None:
     assert found is not None and found.isr == row.isr
 
 
-def test_a_node_that_lost_its_disk_is_in_sync_with_nothing_and_leads_nothing() -> None:
+def test_e6_a_node_that_lost_its_disk_is_in_sync_with_nothing_and_leads_nothing() -> None:
     row = without_disk(replace(ROW, eligible=()), 0, FIRST)
     assert row.leader == NOBODY
     assert row.isr == COPIES[1:]

@@ -5,16 +5,18 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from random import Random
 from typing import TypeVar
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from headrace.core_log.committer import FULL_DISK_PAUSE_S
 from headrace.core_log.config import DirectoryConfig, Durability, LogConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
-from headrace.core_log.errors import Poisoned
+from headrace.core_log.errors import DiskFull, Poisoned
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.spec import StreamSpec
 from headrace.core_log.storage.memory import MemoryStorage
@@ -248,6 +250,43 @@ async def test_x5_full_disk_in_the_middle_of_a_commit_is_waited_for(autojump_clo
         await trio.sleep(5)
     assert bench.told == ["first"] * 3 + ["second"] * 3
     assert bench.left() == [[b"first", b"second"]] * 3
+
+
+@pytest.mark.parametrize(("begins_anew", "nth"), [(False, 1), (False, 2), (True, 1)])
+async def test_x5_a_cut_on_a_full_disk_is_made_again_when_there_is_room(
+    begins_anew: bool, nth: int, autojump_clock: MockClock
+) -> None:
+    """The simulator of clusters, seed 2104: it ended the node. Each file that a cut writes anew finds no room once."""
+    bench = Bench()
+    (log,) = bench.logs(1, LogConfig(segment_bytes_max=1024, replica_count=2, compression="none"))
+    async with bench.running():
+        for number in range(20):
+            append(log, b"%d" % number * 100)
+            await bench.committer.synced(log)
+        replace_file, calls = bench.storage.replace_file, 0
+
+        def replace_file_if_there_is_room(path: str, data: bytes) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == nth:
+                raise DiskFull(f"{path}: no room")
+            replace_file(path, data)
+
+        began = trio.current_time()
+        with patch.object(bench.storage, "replace_file", replace_file_if_there_is_room), trio.fail_after(60):
+            if begins_anew:
+                await bench.committer.begin_at(log, 100)
+            else:
+                await bench.committer.cut(log, 7)
+        assert calls > nth and trio.current_time() - began >= FULL_DISK_PAUSE_S
+        end = 100 if begins_anew else 7
+        assert (log.written_end, log.synced_end, log.high_watermark) == (end, end, end if begins_anew else 0)
+        append(log, b"other")
+        await bench.committer.synced(log)
+        assert not bench.committer.disk_full
+    kept = [] if begins_anew else [b"%d" % number * 100 for number in range(7)]
+    log.advance_to(log.written_end)
+    assert list(values_of(log).values()) == [*kept, b"other"]
 
 
 async def test_interval_stream_is_told_when_written_and_synced_by_the_interval(autojump_clock: MockClock) -> None:

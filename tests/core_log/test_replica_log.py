@@ -1,6 +1,8 @@
 """A log that follows another: what it takes over, where it is cut, what a loss of power leaves of both."""
 
 from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -8,9 +10,10 @@ from hypothesis import strategies as st
 
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
-from headrace.core_log.errors import Refused
-from headrace.core_log.log import PartitionLog
+from headrace.core_log.errors import NotLed, Refused
+from headrace.core_log.log import PartitionLog, RawSlice
 from headrace.core_log.record import Producer
+from headrace.core_log.segment import Segment
 from headrace.core_log.storage.contract import Storage
 from headrace.core_log.storage.crash import TracingStorage, crash_states
 from headrace.core_log.storage.memory import MemoryStorage
@@ -95,6 +98,27 @@ def test_a_follower_holds_what_its_leader_holds(writes: list[tuple[int, int, boo
     assert [one.base_offset for one in follower.log.segments] == [one.base_offset for one in leader.log.segments]
 
 
+def test_what_follows_a_slice_is_found_behind_it_and_wherever_else_it_is() -> None:
+    leader = Side(config=replace(LOGS, index_interval_bytes=1 << 20))
+    for number in range(40):
+        leader.write(b"%d" % number * 60)
+    log, end = leader.log, int(leader.log.written_end)
+    assert len(log.segments) > 2
+    slices: list[RawSlice] = []
+    while not slices or slices[-1].next_offset < end:
+        offset = slices[-1].next_offset if slices else 0
+        looked_up = log.read_raw(offset, bytes_max=1, end=end)
+        for behind in (None, *slices):
+            assert log.read_raw(offset, bytes_max=1, end=end, behind=behind) == looked_up
+        assert looked_up is not None
+        slices.append(looked_up)
+    locate = Segment.locate
+    with patch.object(Segment, "locate", autospec=True, side_effect=locate) as looks:
+        for behind, piece in pairwise(slices):
+            log.read_raw(piece.first_offset, bytes_max=1, end=end, behind=behind)
+    assert looks.call_count == len(log.segments) - 1, "once for each segment that begins"
+
+
 def test_a_follower_goes_on_after_a_restart_and_a_loss_of_power() -> None:
     leader = Side()
     leader.write(*[b"v" * 100] * 30)
@@ -124,6 +148,26 @@ def test_a_batch_of_an_older_stint_is_refused() -> None:
     old.write(b"0")
     with pytest.raises(Refused, match="does not follow"):
         follower.log.append_stored(stored(old.log, 1))
+
+
+def test_o1_nobody_else_writes_behind_what_a_leader_wrote_until_a_stint_begins_here() -> None:
+    """It would have the leader's name on it."""
+    leader, follower = Side(), Side()
+    leader.lead(3, 1)
+    leader.write(b"1")
+    follow(follower, leader)
+    columns = [b""], [b""], [b"mine"]
+    with pytest.raises(NotLed):
+        follower.log.append(*columns, timestamp_us=1)
+    with pytest.raises(NotLed):
+        follower.log.append_once(Producer(b"p" * 16, 0, 0), *columns, timestamp_us=1)
+    assert follower.log.end == leader.log.end
+    follower.log.begin_stint(4, 2)
+    follower.write(b"mine")
+    assert [value for _, value, _ in records(follower.log)] == [b"1", b"mine"]
+    follower.log.follow()
+    with pytest.raises(NotLed):
+        follower.log.append(*columns, timestamp_us=1)
 
 
 def test_a_damaged_batch_is_refused_and_those_before_it_are_kept() -> None:

@@ -62,6 +62,8 @@ class Node:
     served: list[Stint] = field(default_factory=list)
     stepped_down_count: int = 0
     links: list[PeerLink] = field(default_factory=list)
+    # Of this life: who serves its followers dies with it.
+    nursery: trio.Nursery | None = None
     on_step_down: Callable[[], None] = lambda: None
 
     @property
@@ -105,7 +107,7 @@ class Cluster:
         node.incarnation += 1
         node.scope, node.ended = trio.CancelScope(), trio.Event()
         node.links = []
-        node.replica = None
+        node.replica = node.nursery = None
         env = Env(SystemClock(), node.storage, ThreadWorker(2), SystemIds(), Random(number))
 
         async def stepped_down() -> None:
@@ -143,7 +145,8 @@ class Cluster:
     async def _run_replica(self, node: Node, replica: ShardReplica, task_status: "trio.TaskStatus[None]") -> None:
         try:
             with node.scope:
-                async with trio.open_nursery() as nursery:
+                async with trio.open_nursery() as node.nursery:
+                    nursery = node.nursery
                     if self.sockets:
                         door = PeerDoor(
                             lambda: hello_of(node.number, incarnation=node.incarnation, disk=node.disk),
@@ -162,7 +165,9 @@ class Cluster:
 
     async def _connect(self, node: Node, other: int) -> PeerLink:
         target = self.nodes[other]
-        if self.cut_off & {node.number, other} or target.ended.is_set() or target.replica is None:
+        # One that is about to run, or was cancelled a moment ago, takes no tasks.
+        is_there = target.nursery is not None and not target.scope.cancel_called and not target.ended.is_set()
+        if self.cut_off & {node.number, other} or not is_there:
             await trio.lowlevel.checkpoint()
             raise PeerUnreachable(f"node {other}")
         me = hello_of(node.number, Purpose.FETCH, incarnation=node.incarnation, disk=node.disk)
@@ -177,20 +182,9 @@ class Cluster:
         link, far = memory_pair(me, hello_of(other, incarnation=target.incarnation, disk=target.disk))
         node.links.append(link)
         target.links.append(far)
-        self.nursery.start_soon(self._serve, target, far)
+        assert target.nursery is not None
+        target.nursery.start_soon(target.shard.serve_fetch, far)
         return link
-
-    async def _serve(self, target: Node, far: PeerLink) -> None:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-
-                async def end() -> None:
-                    await target.ended.wait()
-                    scope.cancel()
-
-                nursery.start_soon(end)
-                await target.shard.serve_fetch(far)
-                nursery.cancel_scope.cancel()
 
     async def kill(self, number: int) -> None:
         """As kill -9: what the process has written stays, and nothing is closed in good order."""

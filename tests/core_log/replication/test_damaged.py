@@ -31,9 +31,9 @@ ROW = Assignment((1, 2, 3), 1, 5, 4, WITH_ME, RowVersion(8, BALLOT), 2)
 WITHOUT_ME = Assignment((1, 2, 3), 1, 5, 4, (WITH_ME[0], WITH_ME[2]), RowVersion(9, BALLOT), 2)
 
 
-def env(storage: MemoryStorage) -> Env:
+def env(storage: MemoryStorage, clock: Clock | None = None) -> Env:
     random = Random(1)
-    return Env(Clock(), storage, InlineWorker(), SeededIds(random), random)  # type: ignore[arg-type]
+    return Env(clock or Clock(), storage, InlineWorker(), SeededIds(random), random)  # type: ignore[arg-type]
 
 
 async def damaged(storage: MemoryStorage) -> DamagedReplica:
@@ -89,6 +89,35 @@ async def test_set_aside_it_is_a_blank_replica_on_another_disk_that_remembers_it
     assert aside_count(storage) == 1
     remove_aside(storage, int(name))
     assert aside_count(storage) == 0
+
+
+async def test_x5_on_a_full_disk_it_waits_for_room_with_its_mark_its_promises_and_what_it_sets_aside() -> None:
+    storage, clock = MemoryStorage(), Clock()
+    write_kept(storage, Kept(BALLOT, Stint(4, 1), RowVersion(8, BALLOT), WITH_ME))
+    waits = 0
+
+    def has_room_again() -> None:
+        nonlocal waits
+        waits += 1
+        storage.capacity_bytes = None if waits % 2 == 0 else storage.capacity_bytes
+
+    def fill() -> None:
+        storage.capacity_bytes = len(storage.read_file("kept"))
+
+    clock.on_sleep = has_room_again
+    one = DamagedReplica(env(storage, clock), 0, ME, ERROR)
+    fill()
+    await one.open()
+    assert (waits, str(read_mark(storage))) == (2, str(ERROR))
+    fill()
+    assert await one.promise(Ballot(5, 1)) is not None
+    kept = read_kept(storage)
+    assert (waits, None if kept is None else kept.ballot) == (4, Ballot(5, 1))
+    assert await one.obey(Ballot(5, 1), WITHOUT_ME)
+    fill()
+    await one.set_aside()
+    assert (waits, read_mark(storage)) == (6, None)
+    assert read_disk(storage) not in (None, ME.disk)
 
 
 class Watched(MemoryStorage):

@@ -64,7 +64,7 @@ def follow(follower: Replica, leader: Replica, *, sync: bool = True, logs: tuple
             follower.follow_watermark(answer.stint, go)
 
 
-def test_a_record_is_committed_once_every_member_of_the_in_sync_set_has_synced_it() -> None:
+def test_d1_a_record_is_committed_once_every_member_of_the_in_sync_set_has_synced_it() -> None:
     leader, first, second = replicas()
     write(leader, 7)
     follow(first, leader)
@@ -73,7 +73,7 @@ def test_a_record_is_committed_once_every_member_of_the_in_sync_set_has_synced_i
     assert committed(leader) == 1
 
 
-def test_what_a_follower_has_not_synced_does_not_count() -> None:
+def test_d1_what_a_follower_has_not_synced_does_not_count() -> None:
     leader, first, second = replicas()
     write(leader, 7)
     follow(first, leader, sync=False)
@@ -81,7 +81,7 @@ def test_what_a_follower_has_not_synced_does_not_count() -> None:
     assert committed(leader) == 0
 
 
-def test_what_the_leader_has_not_synced_does_not_count() -> None:
+def test_d1_what_the_leader_has_not_synced_does_not_count() -> None:
     leader, first, second = replicas()
     write(leader, 7)
     log_of(leader).synced_end = 0
@@ -90,13 +90,13 @@ def test_what_the_leader_has_not_synced_does_not_count() -> None:
     assert committed(leader) == 0
 
 
-def test_nothing_is_committed_while_too_few_are_in_sync() -> None:
+def test_v3_nothing_is_committed_while_too_few_are_in_sync() -> None:
     leader = replicas(replace(ROW, isr=ROW.isr[:1]))[0]
     write(leader, 7)
     assert committed(leader) == 0
 
 
-def test_a_position_counts_only_under_the_version_of_the_row_that_the_follower_has_kept() -> None:
+def test_c5_a_position_counts_only_under_the_version_of_the_row_that_the_follower_has_kept() -> None:
     leader, first, _second = replicas()
     write(leader, 7)
     later = replace(ROW, isr=ROW.isr[:2], version=RowVersion(2, FIRST))
@@ -111,7 +111,7 @@ def test_a_position_counts_only_under_the_version_of_the_row_that_the_follower_h
     assert committed(leader) == 1
 
 
-def test_a_follower_does_not_take_a_version_stamped_below_the_ballot_it_has_promised() -> None:
+def test_c6_a_follower_does_not_take_a_version_stamped_below_the_ballot_it_has_promised() -> None:
     leader, first, _second = replicas()
     first.promise(SECOND)
     leader.obey(FIRST, replace(ROW, isr=ROW.isr[:2], version=RowVersion(2, FIRST)))
@@ -121,7 +121,7 @@ def test_a_follower_does_not_take_a_version_stamped_below_the_ballot_it_has_prom
     assert committed(leader) == 0
 
 
-def test_a_position_from_another_disk_than_the_one_in_sync_does_not_count() -> None:
+def test_e6_a_position_from_another_disk_than_the_one_in_sync_does_not_count() -> None:
     leader, _first, second = replicas(replace(ROW, isr=ROW.isr[:2]))
     other = Replica(Member(1, 2, UUID(int=99)), empty_logs())
     other.obey(FIRST, replace(ROW, isr=ROW.isr[:2]))
@@ -131,7 +131,7 @@ def test_a_position_from_another_disk_than_the_one_in_sync_does_not_count() -> N
     assert committed(leader) == 0
 
 
-def test_who_is_about_to_join_counts_at_once() -> None:
+def test_e4_who_is_about_to_join_counts_at_once() -> None:
     leader, first, second = replicas(replace(ROW, isr=ROW.isr[:2]))
     follow(first, leader)
     follow(second, leader)
@@ -143,7 +143,7 @@ def test_who_is_about_to_join_counts_at_once() -> None:
     assert committed(leader) == 1
 
 
-def test_who_is_about_to_leave_counts_until_that_is_committed() -> None:
+def test_e4_who_is_about_to_leave_counts_until_that_is_committed() -> None:
     leader, first, _second = replicas()
     write(leader, 7)
     follow(first, leader)
@@ -154,7 +154,7 @@ def test_who_is_about_to_leave_counts_until_that_is_committed() -> None:
     assert committed(leader) == 1
 
 
-def test_a_request_names_the_life_of_the_follower_that_has_caught_up() -> None:
+def test_e5_a_request_names_the_life_of_the_follower_that_has_caught_up() -> None:
     leader, _first, second = replicas(replace(ROW, isr=ROW.isr[:2]))
     follow(second, leader)
     second.member = second.member._replace(incarnation=2)
@@ -172,27 +172,27 @@ def test_one_that_lacks_what_the_leader_began_with_may_not_join() -> None:
     assert leader.caught_up() == []
 
 
-def test_an_order_of_a_controller_before_the_one_promised_is_refused() -> None:
+def test_c3_an_order_of_a_controller_before_the_one_promised_is_refused() -> None:
     follower = replicas()[1]
     assert follower.promise(SECOND) is not None
     assert not follower.obey(FIRST, replace(ROW, leader=1, epoch=2))
     assert not follower.is_leader
 
 
-def test_a_promise_to_an_older_controller_is_refused() -> None:
+def test_c3_a_promise_to_an_older_controller_is_refused() -> None:
     follower = replicas()[1]
     follower.promise(SECOND)
     assert follower.promise(FIRST) is None
     assert follower.fence(FIRST, 9) is None
 
 
-def test_an_order_for_a_former_life_is_dropped() -> None:
+def test_c4_an_order_for_a_former_life_is_dropped() -> None:
     restarted = Replica(Member(1, 2, UUID(int=2)), empty_logs(), replicas()[1].kept)
     restarted.obey(FIRST, replace(ROW, leader=1, leader_incarnation=1, epoch=2))
     assert not restarted.is_leader
 
 
-def test_a_restarted_leader_leads_nothing_until_it_is_elected_anew() -> None:
+def test_e1_a_restarted_leader_leads_nothing_until_it_is_elected_anew() -> None:
     leader = replicas()[0]
     restarted = Replica(Member(0, 2, UUID(int=1)), leader.logs, leader.kept)
     restarted.obey(FIRST, ROW)
@@ -209,7 +209,7 @@ def test_a_blank_replica_counts_for_something_once_an_in_sync_set_has_its_new_di
     assert not blank.kept.is_blank
 
 
-def test_a_follower_with_other_records_is_cut_where_their_lineages_part() -> None:
+def test_e3_a_follower_with_other_records_is_cut_where_their_lineages_part() -> None:
     leader, first, second = replicas()
     write(leader, 1)
     follow(first, leader)
@@ -223,7 +223,7 @@ def test_a_follower_with_other_records_is_cut_where_their_lineages_part() -> Non
     assert [entry.value for entry in log_of(leader).entries] == [1, 9]
 
 
-def test_a_follower_is_cut_also_when_its_leader_stays_and_only_the_epoch_moves() -> None:
+def test_e3_a_follower_is_cut_also_when_its_leader_stays_and_only_the_epoch_moves() -> None:
     leader, first, _second = replicas()
     follow(first, leader)
     write(first, 5)
@@ -235,7 +235,7 @@ def test_a_follower_is_cut_also_when_its_leader_stays_and_only_the_epoch_moves()
     assert [entry.value for entry in log_of(first).entries] == [6]
 
 
-def test_two_leaders_of_one_epoch_number_are_told_apart() -> None:
+def test_c7_two_leaders_of_one_epoch_number_are_told_apart() -> None:
     leader, first, _second = replicas()
     write(leader, 1)
     log_of(first).entries.append(Entry(Stint(1, 1), 2))
@@ -244,7 +244,7 @@ def test_two_leaders_of_one_epoch_number_are_told_apart() -> None:
     assert [entry.value for entry in log_of(first).entries] == [1]
 
 
-def test_a_log_is_never_cut_below_its_high_watermark() -> None:
+def test_e3_a_log_is_never_cut_below_its_high_watermark() -> None:
     leader, first, _second = replicas()
     write(leader, 1)
     write(first, 1)
@@ -254,7 +254,7 @@ def test_a_log_is_never_cut_below_its_high_watermark() -> None:
         follow(first, leader)
 
 
-def test_who_asks_in_an_older_epoch_is_fenced_and_who_is_asked_in_a_newer_one_is_stale() -> None:
+def test_e2_who_asks_in_an_older_epoch_is_fenced_and_who_is_asked_in_a_newer_one_is_stale() -> None:
     leader, first, second = replicas()
     new = replace(ROW, epoch=2, version=RowVersion(2, FIRST))
     old = first.fetch()

@@ -1,19 +1,28 @@
 """Three replicas of a shard: what is committed when, who is cut, who catches up, what streams followers know."""
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import trio
 
+from headrace.core_log.directory import Stream
+from headrace.core_log.env import Worker
 from headrace.core_log.errors import CorruptLog, UnknownFormat
+from headrace.core_log.log import PartitionLog, RawSlice
+from headrace.core_log.peer.link import PeerLink
 from headrace.core_log.replication import shard as shard_module
 from headrace.core_log.replication.assignment import Ballot, Stint
+from headrace.core_log.replication.leader import INLINE_BYTES
 from headrace.core_log.replication.status import Role
 from headrace.core_log.storage.disk import DiskStorage
 from headrace.core_log.storage.memory import MemoryStorage
 
-from .cluster import BALLOT, QUICK, SMALL, cluster, until, without_gone
+from .cluster import BALLOT, QUICK, SMALL, Cluster, cluster, until, without_gone
 
 
 async def test_a_record_is_committed_once_the_in_sync_set_has_synced_it() -> None:
@@ -95,7 +104,7 @@ async def test_delivery_is_torn_down_before_a_log_is_touched() -> None:
         assert seen == [2]
 
 
-async def test_a_new_leader_opens_only_when_all_that_it_took_over_is_committed() -> None:
+async def test_v2_a_new_leader_opens_only_when_all_that_it_took_over_is_committed() -> None:
     async with cluster(config=without_gone()) as three:
         await three.found()
         stream = await three.create()
@@ -117,7 +126,7 @@ async def test_a_new_leader_opens_only_when_all_that_it_took_over_is_committed()
         assert three.values(2, stream) == [b"1", b"2"]
 
 
-async def test_a_restarted_replica_keeps_its_promises_and_its_records() -> None:
+async def test_e1_a_restarted_replica_keeps_its_promises_and_its_records() -> None:
     async with cluster() as three:
         await three.found()
         stream = await three.create()
@@ -209,7 +218,7 @@ async def test_a_request_is_repeated_until_an_order_settles_it() -> None:
         await done.wait()
 
 
-async def test_too_few_in_sync_refuse_writes_with_the_reason() -> None:
+async def test_v3_too_few_in_sync_refuse_writes_with_the_reason() -> None:
     async with cluster() as three:
         await three.found()
         stream = await three.create()
@@ -246,7 +255,7 @@ async def test_streams_that_come_grow_change_and_go_do_so_at_every_replica() -> 
             assert three.log(number, stream).config.retention_bytes == 123_456
 
 
-async def test_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_else() -> None:
+async def test_e8_a_replica_that_was_away_hears_of_a_deletion_and_deletes_nothing_else() -> None:
     async with cluster() as three:
         await three.found()
         kept, gone = await three.create("kept"), await three.create("gone")
@@ -436,6 +445,88 @@ async def test_d7_a_leader_whose_follower_cannot_take_a_batch_looks_at_its_own_a
         await until(lambda: ended)
         assert ended[0].path == path
         assert three.log(2, stream).written_end < 30
+
+
+@asynccontextmanager
+async def behind_by_slices(
+    three: Cluster, meanwhile: Callable[[PartitionLog, Stream], Awaitable[None]]
+) -> AsyncIterator[PartitionLog]:
+    """Node 2 comes back to what is sent as it lies on the leader's disk; something happens just before the first slice
+    is."""
+    await three.found(isr=(0, 1))
+    await three.kill(2)
+    large = replace(SMALL, segment_bytes_max=4 * INLINE_BYTES, batch_bytes_max=2 * INLINE_BYTES)
+    stream = await three.create(config=large)
+    for number in range(12):
+        await three.write(stream, b"%d" % number * INLINE_BYTES).wait()
+    log, send_followed_by = three.log(0, stream), PeerLink.send_followed_by
+    first = log.segments[0]
+    happened = False
+
+    async def send(self: PeerLink, kind: int, payload: bytes, octets: Any, worker: Worker) -> None:
+        nonlocal happened
+        if not happened and any(isinstance(one, RawSlice) and one.segment is first for one in octets):
+            happened = True
+            await meanwhile(log, stream)
+        await send_followed_by(self, kind, payload, octets, worker)
+
+    with patch.object(PeerLink, "send_followed_by", send):
+        await three.start(2)
+        await three.order()
+        await until(lambda: happened)
+        yield log
+
+
+def refuse_reads(three: Cluster, path: str) -> None:
+    storage = three.nodes[0].storage
+    assert isinstance(storage, MemoryStorage)
+    storage.fail("read", path=path, times=10_000)
+
+
+async def test_d7_a_leader_whose_disk_gives_back_an_error_ends_and_its_node_does_not() -> None:
+    ended: list[CorruptLog] = []
+    async with cluster(ended=ended) as three:
+        await three.found(isr=(0, 1))
+        await three.kill(2)
+        stream = await three.create()
+        for number in range(30):
+            await three.write(stream, b"%d" % number * 300).wait()
+        path = three.log(0, stream).segments[0].path
+        refuse_reads(three, path)
+        await three.start(2)
+        await three.order()
+        await until(lambda: ended)
+        assert "cannot be read" in str(ended[0]) and path in str(ended[0])
+        assert three.log(2, stream).written_end == 0
+
+
+async def test_d7_a_slice_that_cannot_be_sent_is_looked_at_and_is_damage() -> None:
+    ended: list[CorruptLog] = []
+    async with cluster(ended=ended) as three:
+
+        async def rots(log: PartitionLog, _stream: Stream) -> None:
+            refuse_reads(three, log.segments[0].path)
+
+        async with behind_by_slices(three, rots) as log:
+            await until(lambda: ended)
+        assert "cannot be read" in str(ended[0]) and log.segments[0].path in str(ended[0])
+
+
+async def test_a_slice_that_retention_took_while_it_was_sent_is_no_damage() -> None:
+    ended: list[CorruptLog] = []
+    async with cluster(ended=ended) as three:
+
+        async def goes(log: PartitionLog, stream: Stream) -> None:
+            first = log.segments[0]
+            log.delete_before(first.end_offset)
+            three.write(stream, b"one more")
+            await until(lambda: log.replica_start == first.end_offset)
+            refuse_reads(three, first.path)
+
+        async with behind_by_slices(three, goes) as log:
+            await until(lambda: three.row.in_sync_nodes == {0, 1, 2})
+            assert log.replica_start > 0
+        assert not ended
 
 
 async def test_q5_a_paused_leader_and_a_new_one_never_both_serve_who_must_be_alone() -> None:

@@ -2,6 +2,7 @@
 
 python -m tests.simulation.cluster run --seeds 1-500             what the ledger does not have yet; appends to it
 python -m tests.simulation.cluster run --seed 7 --trace          one seed, with all that happened
+python -m tests.simulation.cluster ledger                        what the ledger has of the sources as they are
 python -m tests.simulation.cluster check --seeds 1-5             a range, with the hash of each trace, and no ledger
 python -m tests.simulation.cluster mutants [--only NAME]         every planted mistake, and the seeds it took
 """
@@ -38,10 +39,14 @@ def _tell(result: Result, *, whole: bool) -> None:
 
 
 def many(text: str) -> int:
+    """What the ledger lacks, range by range; whatever others append meanwhile is not run again."""
     seeds = _range(text)
     source, at = ledger.fingerprint(), ledger.commit()
+    tried: set[int] = set()
     failed = 0
-    for start, end in list(ledger.ranges_to_run(seeds[0], seeds[-1], source, ledger.lines())):
+    while found := ledger.maybe_next_range(seeds[0], seeds[-1], source, ledger.lines(), tried):
+        start, end = found
+        tried.update(range(start, end + 1))
         tally = ledger.Tally(start, end)
         for result, cpu_s in outcomes(range(start, end + 1), run):
             tally.add(result, cpu_s)
@@ -55,9 +60,15 @@ def many(text: str) -> int:
             f"{tally.cpu_s:.0f} CPU s",
             flush=True,
         )
-    known = [line for line in ledger.lines() if line["fingerprint"] == source]
-    print(f"of these sources ({source}): {ledger.totals(known)}")
+    print(ledger.totals(ledger.lines(), source))
     return 1 if failed else 0
+
+
+def tell_ledger() -> int:
+    source = ledger.fingerprint()
+    known = ledger.lines()
+    print(ledger.totals(known, source))
+    return 1 if ledger.count(known, source).failed else 0
 
 
 def check(text: str) -> int:
@@ -90,7 +101,7 @@ def mutants(only: str | None) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.cluster", description=__doc__)
-    parser.add_argument("what", choices=("run", "check", "mutants"))
+    parser.add_argument("what", choices=("run", "ledger", "check", "mutants"))
     parser.add_argument("--seeds", help="a range, as 1-500")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--trace", action="store_true")
@@ -100,6 +111,8 @@ def main(arguments: Sequence[str]) -> int:
     gc.freeze()
     if options.what == "mutants":
         return mutants(options.only)
+    if options.what == "ledger":
+        return tell_ledger()
     if options.what == "check":
         return check(options.seeds or "1-5")
     if options.seed is not None:

@@ -103,7 +103,7 @@ class Faults:
             machine.speed.factor, machine.speed.stalled_until = 1.0, 0.0
             machine.disk.capacity_bytes = None
             machine.disk._faults.clear()
-            machine.wall_offset_us = 0
+            machine.set_wall(0)
             life = machine.life
             if life is not None:
                 life.resume()
@@ -496,8 +496,9 @@ class Faults:
 
     def _may_clock(self) -> bool:
         machine = self.random.choice(self.machines)
-        machine.wall_offset_us = self.random.choice((0, self.random.randint(-WALL_STEP_US, WALL_STEP_US)))
-        self.world.note(f"node {machine.number}: its wall clock is off by {machine.wall_offset_us} us")
+        offset_us = self.random.choice((0, self.random.randint(-WALL_STEP_US, WALL_STEP_US)))
+        machine.set_wall(offset_us)
+        self.world.note(f"node {machine.number}: its wall clock is off by {offset_us} us")
         return True
 
 

@@ -66,8 +66,8 @@ class Machine:
         self.disk = MemoryStorage()
         self.speed = Speed(self.random)
         self.rate = 1 + self.random.uniform(-0.001, 0.001)
-        # By how much its wall clock is wrong, and the latest that it has ever shown.
-        self.wall_offset_us = 0
+        # By how much its wall clock is wrong, and the latest that it had shown when it was last set.
+        self._wall_offset_us = 0
         self._wall_us_max = 0
         # By shard: how far the logs of the last life said that they were synced, which the next one must find.
         self.owed: dict[int, dict[LogId, int]] = {}
@@ -108,13 +108,16 @@ class Machine:
 
     @property
     def wall_us(self) -> int:
-        now = EPOCH_US + self.wall_offset_us + int(self.world.now * 1e6)
-        self._wall_us_max = max(self._wall_us_max, now)
-        return now
+        return EPOCH_US + self._wall_offset_us + int(self.world.now * 1e6)
 
     @property
     def wall_us_max(self) -> int:
+        """The latest that it has ever shown, whether or not anybody looked."""
         return max(self.wall_us, self._wall_us_max)
+
+    def set_wall(self, offset_us: int) -> None:
+        self._wall_us_max = self.wall_us_max
+        self._wall_offset_us = offset_us
 
     def wipe(self) -> None:
         assert self.life is None
@@ -227,13 +230,13 @@ class Life:
         outcome = self.loop.outcome
         if isinstance(outcome, Error):
             errors = list(_leaves(outcome.error))
-            names = sorted({type(error).__name__ for error in errors})
             self.world.note(f"node {self.number}: its process has ended: {errors[0]!r}")
             self.world.counts["processes that ended"] += 1
             excused = POISONED if self.is_serving else POISONED | {"DiskFull"}
-            if not set(names) <= excused:
-                text = "".join(traceback.format_exception(errors[0]))
-                self.world.violated(f"node {self.number} has failed: {errors[0]!r}\n{text}")
+            inexcusable = next((error for error in errors if type(error).__name__ not in excused), None)
+            if inexcusable is not None:
+                text = "".join(traceback.format_exception(inexcusable))
+                self.world.violated(f"node {self.number} has failed: {inexcusable!r}\n{text}")
         else:
             self.world.note(f"node {self.number}: stopped")
         self.machine.ended(self)
