@@ -22,6 +22,7 @@ import trio
 
 from bench.claim import Better, Claim
 from bench.scratch import new_logs, scratch_folder
+from bench.steps import Steps
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import LogDirectory
 from headrace.core_log.env import Env
@@ -45,8 +46,6 @@ FLOOR_COUNT = 300
 HOUR_US = 3600 * 1_000_000
 MONTH_US = 30 * 24 * HOUR_US
 TARGET = b"orders"
-# Longer steps of the loop are told of as they happen.
-STEP_S = 0.01
 
 
 class Goal:
@@ -86,7 +85,7 @@ class Bench:
     """What the child does; each answer is a line of JSON."""
 
     def __init__(
-        self, env: Env, folder: Path, directory: LogDirectory, delays: Delays, goal: Goal, steps: "Steps"
+        self, env: Env, folder: Path, directory: LogDirectory, delays: Delays, goal: Goal, steps: Steps
     ) -> None:
         self._env = env
         self._folder = folder
@@ -176,7 +175,7 @@ class Bench:
         floor = await self.floor()
         goal = self._goal
         goal.late_us.clear()
-        self._steps.longest_s = 0.0
+        self._steps.clear()
         begun_us = time.time_ns() // 1000 + 3_000_000
         stall = 0.0
         for at in range(0, LATE_RATE * LATE_SECONDS, LATE_RATE // 20):
@@ -193,7 +192,7 @@ class Bench:
             "p99_ms": late[len(late) * 99 // 100] / 1000,
             "floor_p50_ms": floor[len(floor) // 2],
             "floor_p99_ms": floor[len(floor) * 99 // 100],
-            "step_ms": self._steps.longest_s * 1000,
+            "step_ms": self._steps.longest.cpu * 1000,
             "stall_ms": stall * 1000,
             **self.memory(),
         }
@@ -241,47 +240,29 @@ async def child(folder: Path) -> None:
     directory = await LogDirectory.open(env, DirectoryConfig(), clean=False)
     goal = Goal(directory)
     delays = Delays(env, directory, DelayConfig(), goal)
-    opened = time.perf_counter() - begun
+    opened = time.perf_counter()
     await delays.load()
-    steps = Steps()
-    trio.lowlevel.add_instrument(steps)
+    loaded = time.perf_counter()
+    steps = Steps(where="WHERE" in os.environ)
     bench = Bench(env, folder, directory, delays, goal, steps)
     # As a node does (src/headrace/node.py).
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(directory.run)
-        nursery.start_soon(delays.run)
-        _say({"opened_s": opened, "loaded_s": time.perf_counter() - begun, "pending": delays.count(), **bench.memory()})
-        while line := await trio.to_thread.run_sync(sys.stdin.readline):
-            name, *arguments = line.split()
-            _say(await getattr(bench, name)(*map(int, arguments)))
-        nursery.cancel_scope.cancel()
+        with steps.watching():
+            nursery.start_soon(directory.run)
+            nursery.start_soon(delays.run)
+            opened_s, loaded_s = opened - begun, loaded - begun
+            _say({"opened_s": opened_s, "loaded_s": loaded_s, "pending": delays.count(), **bench.memory()})
+            while line := await trio.to_thread.run_sync(sys.stdin.readline):
+                name, *arguments = line.split()
+                _say(await getattr(bench, name)(*map(int, arguments)))
+            nursery.cancel_scope.cancel()
 
 
 def _say(answer: dict[str, float]) -> None:
     print(json.dumps(answer), flush=True)
-
-
-class Steps(trio.abc.Instrument):
-    """The longest that one step of one task has kept the processor, and with it the loop."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self.whose = ""
-        self._begun = 0.0
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self._begun = time.thread_time()
-
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        spent = time.thread_time() - self._begun
-        # What the bench itself does is not the engine's.
-        if spent > self.longest_s and "child" not in task.name:
-            self.longest_s, self.whose = spent, task.name
-            if spent > STEP_S:
-                print(f"{task.name} kept the loop for {spent * 1000:.1f} ms", file=sys.stderr, flush=True)
 
 
 class Child:

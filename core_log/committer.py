@@ -22,6 +22,8 @@ FULL_DISK_PAUSE_S = 1.0
 GATHER_COUNT_MAX = 16
 GATHER_S = 0.002
 PAUSES_SKIPPED = 64
+# Of what many logs have gathered, so much is encoded in one step: a millisecond or two.
+STEP_BYTES = 512 * 1024
 # A larger group is worth its fixed costs: reading need not wait for it.
 HOLD_COUNT_MAX = 1000
 
@@ -224,7 +226,13 @@ class Committer:
         told: list[PartitionLog] = []
         unsynced = set(written)
         full = False
+        gathered = 0
         for log in (*logs, *written):
+            if gathered >= STEP_BYTES:
+                # Others have their turns between; what they append is for the next group, or for this one.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                gathered = 0
+            gathered += log.gathered_bytes
             try:
                 log.seal()
             except DiskFull:

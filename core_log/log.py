@@ -66,6 +66,10 @@ READ_BYTES = 512 * 1024
 PASSED_OVER_MAX = 256
 _GLIMPSE_BYTES = HEADER_SIZE + ENTRIES_MAX
 _GLIMPSE_WINDOW = 256 * 1024
+# So much of a log is looked at in one step for the numbers of its producers: reading and hashing it takes 2 ms.
+PRODUCERS_PIECE_BYTES = 4 * 1024 * 1024
+# To look at a header takes as long as to read and hash so much.
+_HEADER_COST_BYTES = 8 * 1024
 # So much from a leader at once is a follower that catches up.
 BULK_BYTES = 256 * 1024
 # A batch is sealed before its dictionaries outgrow their 16-bit columns.
@@ -182,7 +186,8 @@ class PartitionLog:
         self._files: dict[str, bytes] = {}
         self._rolled = False
         self._start_moved = False
-        self._has_removed = False
+        # Files of removed segments wait to be recycled.
+        self.has_removed = False
         self._syncing = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -219,7 +224,7 @@ class PartitionLog:
         for name in names:
             if name.endswith((".compacting", ".temp")):
                 storage.remove(f"{folder}/{name}")
-        log._has_removed = any(name.endswith(REMOVED) for name in names)
+        log.has_removed = any(name.endswith(REMOVED) for name in names)
         bases = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
         if config.replica_count > 1:
             bases = log._begin_again(bases)
@@ -260,6 +265,11 @@ class PartitionLog:
     def end(self) -> Offset:
         """The offset the next record gets."""
         return self.written_end if self._open is None else self._open.next_offset
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of records that are not encoded yet."""
+        return 0 if self._open is None else self._open.byte_count
 
     @property
     def early_end(self) -> Offset:
@@ -880,22 +890,45 @@ class PartitionLog:
         return self._load_epochs()
 
     def _load_producers(self) -> ProducerTable:
-        if self._producers is None:
-            table = ProducerTable(
-                expiry_us=self.config.producer_expiry_ms * 1000, count_max=self.config.producer_count_max
-            )
-            try:
-                table.restore(self.shared.storage.read_file(f"{self.folder}/{PRODUCERS}"))
-            except (FileNotFoundError, UnknownFormat):
-                table.next_offset = 0
-            # When it was used is not in the log (a record's time may be older): the expiry starts anew.
-            now_us = self.shared.clock.wall_us()
-            for header in self._headers_from(table.next_offset):
-                producer = header.producer
-                if producer is not None:
-                    table.note(producer, header.record_count, now_us)
-            self._producers = table
+        for _ in self.loading_producers():
+            pass
+        assert self._producers is not None
         return self._producers
+
+    def loading_producers(self) -> Iterator[None]:
+        """Find out what producers have written since their last snapshot, a piece at a time. The first append with
+        numbers needs it, and would do it in one go: after a crash that is up to a segment. Others may use the log
+        between the pieces."""
+        if self._producers is not None:
+            return
+        table = self._stored_producers()
+        # When it was used is not in the log (a record's time may be older): the expiry starts anew.
+        now_us = self.shared.clock.wall_us()
+        is_whole = False
+        while self._producers is None and not is_whole:
+            left = PRODUCERS_PIECE_BYTES
+            is_whole = True
+            for header in self._headers_from(table.next_offset):
+                left -= _HEADER_COST_BYTES
+                if header.producer is not None:
+                    table.note(header.producer, header.record_count, now_us)
+                    left -= header.size
+                table.next_offset = header.next_offset
+                if left <= 0:
+                    is_whole = False
+                    break
+            if not is_whole:
+                yield
+        if self._producers is None:
+            self._producers = table
+
+    def _stored_producers(self) -> ProducerTable:
+        table = ProducerTable(expiry_us=self.config.producer_expiry_ms * 1000, count_max=self.config.producer_count_max)
+        try:
+            table.restore(self.shared.storage.read_file(f"{self.folder}/{PRODUCERS}"))
+        except (FileNotFoundError, UnknownFormat):
+            table.next_offset = 0
+        return table
 
     def _producer_snapshot(self) -> bytes:
         table = self._load_producers()
@@ -1502,7 +1535,7 @@ class PartitionLog:
             self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
         self._writes = [write for write in self._writes if write[0] not in gone]
         del self._segments[: len(gone)]
-        self._folder_dirty = self._has_removed = True
+        self._folder_dirty = self.has_removed = True
         while self._tail and self._tail[0].next_offset <= safe.log_start:
             self._tail.popleft()
 
@@ -1510,18 +1543,22 @@ class PartitionLog:
         """Give files that were removed before this time to the pool; returns how many.
 
         Those for which the pool has no room go at once: whoever reads one of them still has it open, and nobody will
-        write over it.
+        write over it. In any thread, while others use the log: to free a large file takes milliseconds.
         """
-        if not self._has_removed:
-            return 0
+        # Those that are removed from here on are for the next time.
+        self.has_removed = False
         names = [name for name in self.shared.storage.list(self.folder) if name.endswith(REMOVED)]
         surplus = max(len(names) - self.shared.pool.room, 0)
-        for name in names[:surplus]:
-            self.shared.storage.remove(f"{self.folder}/{name}")
         due = [name for name in names[surplus:] if int(name.split(".")[1]) <= before_ms]
+        if surplus + len(due) < len(names):
+            self.has_removed = True
+        # One that is not there any more somebody else has seen to.
+        for name in names[:surplus]:
+            with suppress(FileNotFoundError):
+                self.shared.storage.remove(f"{self.folder}/{name}")
         for name in due:
-            self.shared.pool.give(f"{self.folder}/{name}")
-        self._has_removed = surplus + len(due) < len(names)
+            with suppress(FileNotFoundError):
+                self.shared.pool.give(f"{self.folder}/{name}")
         return surplus + len(due)
 
     def replace_segment(self, old: Segment, new_path: str) -> None:

@@ -22,6 +22,7 @@ ID_HEADER = b"\x00id"
 _MADE = re.compile(rb"hd-([0-9a-f]{16})")
 # An odd factor spreads the numbers over all 64-bit hashes, no two on one.
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
+_BACK = pow(int(_SPREAD), -1, 1 << 64)
 
 ROW = np.dtype([("due", "<i8"), ("place", "<i8"), ("number", "<i8"), ("id", "<u8"), ("target", "<u4")])
 ROW_SIZE = 36
@@ -100,6 +101,17 @@ def _made_hashes(numbers: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> npt
     return numbers.astype(np.uint64) * _SPREAD
 
 
+def _number_under(hash: int) -> int:
+    """The number whose made id stands under this hash; one that no record has where there is none."""
+    number = hash * _BACK % (1 << 64)
+    return number if number <= OFFSET_MASK else -1
+
+
+def under(rows: Rows, hash: int) -> Rows:
+    """Those of these rows that stand under this hash of an id."""
+    return rows.compress(rows["id"] == np.uint64(hash))
+
+
 def id_of(number: int, headers: Headers) -> bytes:
     return headers[0][1] if headers and headers[0][0] == ID_HEADER else made_id(number)
 
@@ -158,6 +170,22 @@ class PackedRows:
     @property
     def first_place(self) -> int:
         return self._places if isinstance(self._places, int) else int(self._places[0])
+
+    def find(self, hash: int) -> Rows:
+        """Rows under this hash of an id."""
+        if self._ids is not None:
+            found = bool((self._ids == np.uint64(hash)).any())
+        else:
+            number = np.int64(_number_under(hash))
+            if self._numbers is not None:
+                found = bool((self._numbers == number).any())
+            elif isinstance(self._places, int):
+                found = bool(0 <= number - (self._places & OFFSET_MASK) < self.count)
+            else:
+                found = bool((self._places & OFFSET_MASK == number).any())
+        if not found:
+            return no_rows()
+        return under(self.unpack(), hash)
 
     def unpack(self) -> Rows:
         rows = np.empty(self.count, dtype=ROW)

@@ -50,8 +50,9 @@ HOUR_COUNT_MIN = 256
 # Run files are merged when there are so many of about one size, up to so many rows.
 MERGE_FILES = 8
 MERGE_ROWS_MAX = 8 * BLOCK_COUNT_MAX
-# Rows read at a time for the ring.
+# Rows read at a time for the ring, and put into it in one step.
 _WINDOW_ROWS = 4096
+_NEAR_ROWS = 32_768
 
 
 @dataclass(slots=True, eq=False)
@@ -340,9 +341,11 @@ class Sorter:
                 await engine.env.worker.run(partial(self._window, run, edge_us)) for run in list(engine.runs.values())
             ]
             before, engine.edge_us = engine.edge_us, edge_us
+            # From here on what is absorbed finds its way by itself.
             for rows in (*found, *engine.waiting.between(before, edge_us)):
-                if len(rows):
-                    engine.bring_near(rows)
+                for low in range(0, len(rows), _NEAR_ROWS):
+                    engine.bring_near(rows[low : low + _NEAR_ROWS])
+                    await trio.lowlevel.checkpoint()
 
     def _window(self, run: RunFile, edge_us: int) -> Rows:
         """Rows of a run file between the edge as it is and as it will be. Blocks."""
@@ -368,7 +371,9 @@ class Sorter:
     async def tidy(self) -> None:
         """Let go of what nobody needs: rows, intake, buckets, run files."""
         engine = self._engine
-        for block in engine.waiting:
+        for block in list(engine.waiting):
+            # To look at all that was decided of a block takes a millisecond.
+            await trio.lowlevel.checkpoint()
             if block.is_sorted and block.count and not block.is_moving:
                 pending = engine.ledger.states(block.rows["place"]) == State.PENDING
                 if not pending.all():
@@ -432,7 +437,7 @@ class Sorter:
                 engine.committer.urgent(log)
             await clock.sleep(LOOK_S)
             for log in stream.partitions:
-                log.recycle(clock.wall_us() // 1000)
+                await engine.env.worker.run(partial(log.recycle, clock.wall_us() // 1000))
             await engine.directory.delete_stream(stream)
 
     async def _merge(self) -> None:

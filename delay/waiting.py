@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.delay.marks import OFFSET_MASK
-from headrace.delay.rows import ROW, PackedRows, Rows, joined, no_rows
+from headrace.delay.rows import ROW, PackedRows, Rows, joined, no_rows, under
 
 # A pass holds the bodies of one block in memory.
 BLOCK_COUNT_MAX = 65_536
@@ -61,6 +61,12 @@ class Block:
     def rows(self) -> Rows:
         """Not to be changed."""
         return self._rows[: self.count] if self._packed is None else self._packed.unpack()
+
+    def find(self, hash: int) -> Rows:
+        """Rows under this hash of an id; where all are packed, without making the others."""
+        if self._packed is not None:
+            return self._packed.find(hash)
+        return under(self.rows, hash)
 
     @property
     def first_place(self) -> int:
@@ -129,5 +135,4 @@ class Waiting:
 
     def find(self, hashes: list[int]) -> Rows:
         """Rows under one of these hashes of an id."""
-        wanted = np.array(hashes, dtype=np.uint64)
-        return joined([rows[np.isin(rows["id"], wanted)] for rows in (block.rows for block in self._blocks)])
+        return joined([block.find(one) for block in self._blocks for one in set(hashes)])
