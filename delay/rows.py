@@ -8,6 +8,7 @@ Neighbours: waiting.py keeps rows of the intake in memory, run_file.py those of 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +168,25 @@ class PackedRows:
         is_one = bool((rows["target"] == rows["target"][0]).all())
         self._targets: int | npt.NDArray[np.uint32] = int(rows["target"][0]) if is_one else rows["target"].copy()
 
+    @classmethod
+    def alike(cls, dues: npt.NDArray[np.int64], place: int, target: int) -> Self:
+        """Neighbours from this place on that differ in their due times alone, which are not copied."""
+        made = cls.__new__(cls)
+        made.count, made.dues = len(dues), dues
+        made._places, made._numbers, made._ids, made._targets = place, None, None, target
+        return made
+
+    def goes_on(self, place: int, target: int) -> bool:
+        """A record at this place, for this target, with an id that the broker made, differs from all here in its due
+        time alone."""
+        is_alike = self._numbers is None and self._ids is None and self._targets == target
+        return is_alike and isinstance(self._places, int) and place == self._places + self.count
+
+    def compact(self) -> Self:
+        """The same, without the room behind it."""
+        self.dues = self.dues.copy()
+        return self
+
     @property
     def first_place(self) -> int:
         return self._places if isinstance(self._places, int) else int(self._places[0])
@@ -196,6 +216,16 @@ class PackedRows:
         rows["id"] = _made_hashes(rows["number"]) if self._ids is None else self._ids
         rows["target"] = self._targets
         return rows
+
+
+def target_of_all(batch: RecordBatch) -> bytes | None:
+    """The target of a batch whose records differ in their due times alone (`PackedRows.alike`); None where they may
+    differ in more, as in their ids."""
+    if batch.headers is not None or batch.offsets is not None or len(batch.tags.values) != 1:
+        return None
+    if len(batch.origins.values) != 1 or batch.origins.values[0]:
+        return None
+    return target_of(batch.tag_sets[batch.tags.values[0]])
 
 
 def count_targets(batch: RecordBatch, first: int, wanted: npt.NDArray[np.bool_]) -> Counter[bytes]:

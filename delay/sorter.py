@@ -324,7 +324,7 @@ class Sorter:
         # The edge may have moved since the pass began.
         soon = one.new[one.new["due"] < engine.edge_us]
         if len(soon):
-            engine.bring_near(soon)
+            engine.bring_near(soon["due"].copy(), soon["place"].copy())
         await engine.decided()
 
     # -- the window that is in memory ---------------------------------------------------------------------------
@@ -344,7 +344,8 @@ class Sorter:
             # From here on what is absorbed finds its way by itself.
             for rows in (*found, *engine.waiting.between(before, edge_us)):
                 for low in range(0, len(rows), _NEAR_ROWS):
-                    engine.bring_near(rows[low : low + _NEAR_ROWS])
+                    part = rows[low : low + _NEAR_ROWS]
+                    engine.bring_near(part["due"].copy(), part["place"].copy())
                     await trio.lowlevel.checkpoint()
 
     def _window(self, run: RunFile, edge_us: int) -> Rows:
