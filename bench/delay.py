@@ -7,6 +7,7 @@ and many are measured by one program, one after the other: `python -m bench.dela
 """
 
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -29,6 +30,7 @@ from headrace.core_log.env import Env
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.outbox import TargetPartition
 from headrace.core_log.real import real_env
+from headrace.core_log.record import Numbers
 from headrace.delay.config import DelayConfig
 from headrace.delay.delays import Delays
 from headrace.delay.fire import DueRun
@@ -39,6 +41,8 @@ MANY = 200_000
 VALUE_BYTES = 200
 RUN = 500
 WINDOW = 40
+# Runs of different waits.
+WAITS = 1000
 BURST = 100_000
 LATE_RATE = 1_000
 LATE_SECONDS = 20
@@ -125,16 +129,17 @@ class Bench:
 
     async def park(self, count: int) -> dict[str, float]:
         """Spread over thirty days, in no order."""
-        random = np.random.default_rng(2)
+        # Drawn beforehand: what the publisher does to make up its messages is not the engine's.
+        waits = np.random.default_rng(2).integers(HOUR_US, MONTH_US, (WAITS, RUN))
+        turns = itertools.cycle(range(WAITS))
 
         def append(size: int) -> tuple[PartitionLog, int]:
-            now_us = time.time_ns() // 1000
-            return self._delays.intake, self._park((random.integers(HOUR_US, MONTH_US, size) + now_us).tolist())
+            return self._delays.intake, self._park(waits[next(turns)][:size] + time.time_ns() // 1000)
 
         rate = await self._publish(count, append)
         return {"rate": rate, **self.memory()}
 
-    def _park(self, dues: list[int]) -> int:
+    def _park(self, dues: Numbers) -> int:
         size = len(dues)
         return self._delays.park(TARGET, [b"key"] * size, [b""] * size, self._values[:size], due_us=dues)
 

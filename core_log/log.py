@@ -751,7 +751,8 @@ class PartitionLog:
     def append_bulk(self, batch: BulkBatch) -> Offset:
         """Write a whole batch behind what is gathered; returns the offset of its first record.
 
-        For those who write in bulk what nobody reads soon: it is not kept in memory. DiskFull: nothing was taken.
+        For those who write in bulk what nobody reads soon: it is not kept in memory, not even until it is synced; so
+        the segment itself is synced, and not the commit journal in its place. DiskFull: nothing was taken.
         """
         self.seal()
         segment, base_offset = self._active(), self.written_end
@@ -760,7 +761,14 @@ class PartitionLog:
             segment = self._roll(segment)
         buffers = self._stamped(segment, body, base_offset)
         self._written(
-            segment, buffers, body.size, base_offset, base_offset + batch.count, body.max_timestamp, ahead=False
+            segment,
+            buffers,
+            body.size,
+            base_offset,
+            base_offset + batch.count,
+            body.max_timestamp,
+            ahead=False,
+            recorded=False,
         )
         # What is in memory reaches to the end, or there is nothing.
         self._tail.clear()
@@ -815,15 +823,17 @@ class PartitionLog:
         newest: int | None,
         *,
         ahead: bool = True,
+        recorded: bool = True,
     ) -> None:
-        """Put a stamped batch at the end of the active segment."""
+        """Put a stamped batch at the end of the active segment. `recorded`: its bytes stay in memory until they are
+        synced, for the commit journal."""
         epochs = self._load_epochs()
         if epochs.note(self.epoch, self.leader_id, base_offset):
             self._files[f"{self.folder}/{EPOCHS}"] = epochs.encode()
         position = segment.append(buffers, size, next_offset, newest, ahead=ahead)
         self.written_end = Offset(next_offset)
         self._dirty[segment.base_offset] = segment
-        if self.config.durability != "os":
+        if recorded and self.config.durability != "os":
             self._writes.append((segment, position, buffers))
         else:
             self._unrecorded = True

@@ -28,15 +28,19 @@ from headrace.delay.ledger import Source
 from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, State
 from headrace.delay.rows import Rows, firing_order, in_order, joined, no_rows, target_of
 from headrace.delay.run_file import RunFile
-from headrace.delay.waiting import BLOCK_COUNT_MAX, Block
+from headrace.delay.waiting import BLOCK_COUNT_MAX, Block, between
 
 LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
-# While records are parked, passes begin when so many times as much waits as is sorted when it is quiet.
-BUSY = 4
+# While records are parked, passes begin when so many times as much waits as is sorted when it is quiet: of a burst what
+# is sorted meanwhile takes half of the disk and of the processor from accepting the rest (bench/delay.py).
+BUSY = 64
 # With so many times as much waiting, the sorter is behind: it then works so long before others get a turn,
 # and they wait for it, as publishers wait for a slow disk.
-BEHIND = 8
+BEHIND = 96
+# The same of small records: each takes 8 bytes of memory while it waits, and a start reads it.
+BUSY_COUNT = 4_000_000
+BEHIND_COUNT = 6_000_000
 TURN_S = 0.003
 # So many passes are written while an earlier one waits for the disk.
 UNDER_WAY_MAX = 3
@@ -128,7 +132,8 @@ class Sorter:
             return None
         is_old = engine.env.clock.monotonic() - block.since >= config.sort_interval_s
         enough = config.sort_bytes * BUSY if is_busy else config.sort_bytes
-        return block if is_old or engine.waiting.unsorted_bytes >= enough else None
+        is_much = engine.waiting.unsorted_bytes >= enough or engine.waiting.unsorted_count >= BUSY_COUNT
+        return block if is_old or is_much else None
 
     async def _turn(self) -> None:
         clock = self._engine.env.clock
@@ -147,7 +152,10 @@ class Sorter:
     async def _begin(self, block: Block) -> _Pass | None:
         """Write what is to move to the buckets; None when there is nothing."""
         engine = self._engine
-        self._behind = engine.waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes
+        waiting = engine.waiting
+        self._behind = (
+            waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes or waiting.unsorted_count >= BEHIND_COUNT
+        )
         # Nobody else lets go of its rows from now on.
         block.is_sorted = block.is_moving = True
         edge_us = engine.edge_us
@@ -342,7 +350,9 @@ class Sorter:
             ]
             before, engine.edge_us = engine.edge_us, edge_us
             # From here on what is absorbed finds its way by itself.
-            for rows in (*found, *engine.waiting.between(before, edge_us)):
+            parts = engine.waiting.snapshot()
+            near = await engine.env.worker.run(lambda: between(parts, before, edge_us))
+            for rows in (*found, *near):
                 for low in range(0, len(rows), _NEAR_ROWS):
                     part = rows[low : low + _NEAR_ROWS]
                     engine.bring_near(part["due"].copy(), part["place"].copy())
@@ -373,12 +383,12 @@ class Sorter:
         """Let go of what nobody needs: rows, intake, buckets, run files."""
         engine = self._engine
         for block in list(engine.waiting):
-            # To look at all that was decided of a block takes a millisecond.
-            await trio.lowlevel.checkpoint()
             if block.is_sorted and block.count and not block.is_moving:
                 pending = engine.ledger.states(block.rows["place"]) == State.PENDING
                 if not pending.all():
                     block.keep(block.rows[pending])
+                # To look at all that was decided of a block takes a millisecond.
+                await trio.lowlevel.checkpoint()
         engine.waiting.forget_empty()
         if engine.readers == 0 and not engine.layout.locked():
             async with engine.layout:

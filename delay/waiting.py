@@ -7,7 +7,7 @@ moved. Invariant: blocks and the rows in them are in the order of offsets; sorte
 Neighbours: rows.py has the rows, engine.py adds them at each commit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,9 @@ class Block:
         """As in the rows, without making them."""
         return self._rows["due"][: self.count] if self._packed is None else self._packed.dues
 
+    def snapshot(self) -> Rows | PackedRows:
+        return self.rows if self._packed is None else self._packed
+
     def keep(self, rows: Rows) -> None:
         """Only these are left."""
         self._rows, self._dues = rows, _NONE
@@ -159,16 +162,21 @@ class Waiting:
                 return min(block.first, end)
         return end
 
-    def between(self, low_us: int, high_us: int) -> list[Rows]:
-        """Rows due from `low_us` on and before `high_us`."""
-        found = []
-        for block in self._blocks:
-            dues = block.dues
-            within = (dues >= low_us) & (dues < high_us)
-            if within.any():
-                found.append(block.rows[within])
-        return found
+    def snapshot(self) -> list[Rows | PackedRows]:
+        """All rows that are here now, which stay as they are whatever comes or goes: for `between`."""
+        return [block.snapshot() for block in self._blocks]
 
     def find(self, hashes: list[int]) -> Rows:
         """Rows under one of these hashes of an id."""
         return joined([block.find(one) for block in self._blocks for one in set(hashes)])
+
+
+def between(parts: Sequence[Rows | PackedRows], low_us: int, high_us: int) -> list[Rows]:
+    """Rows due from `low_us` on and before `high_us`. In any thread: to look at millions takes a while."""
+    found = []
+    for part in parts:
+        dues = part.dues if isinstance(part, PackedRows) else part["due"]
+        within = (dues >= low_us) & (dues < high_us)
+        if within.any():
+            found.append((part.unpack() if isinstance(part, PackedRows) else part).compress(within))
+    return found

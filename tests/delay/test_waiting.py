@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.delay import waiting as waiting_module
 from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK
 from headrace.delay.rows import PackedRows, Rows, id_hashes, joined, under
-from headrace.delay.waiting import Waiting
+from headrace.delay.waiting import Waiting, between
 
 # How many, for which target, with an id of its own, and how many offsets hold nothing before them.
 _run = st.tuples(st.integers(1, 6), st.sampled_from([7, 7, 7, 8]), st.booleans(), st.sampled_from([0, 0, 0, 1]))
@@ -39,7 +39,7 @@ def test_rows_are_those_that_were_added_whether_they_are_alike_or_not(
                 block.is_sorted = turn % 2 == 0
     rows = joined(kept)
     assert joined([block.rows for block in waiting]).tobytes() == rows.tobytes()
-    assert joined(waiting.between(2, 9)).tobytes() == rows[(rows["due"] >= 2) & (rows["due"] < 9)].tobytes()
+    assert joined(between(waiting.snapshot(), 2, 9)).tobytes() == rows[(rows["due"] >= 2) & (rows["due"] < 9)].tobytes()
     unsorted = [block for block in waiting if not block.is_sorted]
     assert (waiting.unsorted_count, waiting.unsorted_bytes) == (
         sum(len(block.rows) for block in unsorted),
