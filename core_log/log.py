@@ -72,6 +72,9 @@ PRODUCERS_PIECE_BYTES = 4 * 1024 * 1024
 _HEADER_COST_BYTES = 8 * 1024
 # So much from a leader at once is a follower that catches up.
 BULK_BYTES = 256 * 1024
+# With so much for one sync the file grows in each, and to prepare it only fills it twice: that took two thirds of the
+# loop's time while millions of messages were parked (bench/delay.py).
+GROUP_BYTES = 1024 * 1024
 # A batch is sealed before its dictionaries outgrow their 16-bit columns.
 DICTIONARY_MAX = 16_384
 HEADER_NAME_BYTES_MAX = 0xFFFF
@@ -189,6 +192,9 @@ class PartitionLog:
         # Files of removed segments wait to be recycled.
         self.has_removed = False
         self._syncing = False
+        # Bytes written for the next sync; whether it, or the one before, is of so many that the file grows anyway.
+        self._gathering_bytes = 0
+        self._is_busy = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -830,7 +836,10 @@ class PartitionLog:
         epochs = self._load_epochs()
         if epochs.note(self.epoch, self.leader_id, base_offset):
             self._files[f"{self.folder}/{EPOCHS}"] = epochs.encode()
-        position = segment.append(buffers, size, next_offset, newest, ahead=ahead)
+        self._gathering_bytes += size
+        if self._gathering_bytes > GROUP_BYTES:
+            self._is_busy = True
+        position = segment.append(buffers, size, next_offset, newest, ahead=ahead and not self._is_busy)
         self.written_end = Offset(next_offset)
         self._dirty[segment.base_offset] = segment
         if recorded and self.config.durability != "os":
@@ -1167,6 +1176,8 @@ class PartitionLog:
             # A new segment's head is in no list of writes, so its first commit syncs the file itself.
             not self._folder_dirty and not self._unrecorded,
         )
+        self._is_busy = self._gathering_bytes > GROUP_BYTES
+        self._gathering_bytes = 0
         self._dirty = {}
         self._writes = []
         self._unrecorded = False
