@@ -189,7 +189,8 @@ class PartitionLog:
         self._files: dict[str, bytes] = {}
         self._rolled = False
         self._start_moved = False
-        # Files of removed segments wait to be recycled.
+        # Segments whose files are still where they were; files of others wait to be recycled.
+        self._leaving: list[Segment] = []
         self.has_removed = False
         self._syncing = False
         # Bytes written for the next sync; whether it, or the one before, is of so many that the file grows anyway.
@@ -246,7 +247,8 @@ class PartitionLog:
         if config.replica_count > 1:
             # What lies beyond is not thereby committed: the leader knows, or finds out from the others.
             log.high_watermark = Offset(max(log.log_start, 0 if found is None else found.offset))
-        log._remove_deleted()
+        log._take_out_deleted()
+        log.remove_files()
         return log
 
     def _fits(self, checkpoint: Checkpoint) -> bool:
@@ -1203,15 +1205,18 @@ class PartitionLog:
         if job.checkpoint is not None:
             self._checkpoint.write(job.checkpoint, sync=True)
 
-    def finish_sync(self, job: SyncJob) -> None:
-        """The job is done: what it covered is safe."""
+    def finish_sync(self, job: SyncJob, *, files_later: bool = False) -> None:
+        """The job is done: what it covered is safe. `files_later`: the caller sees to the files of segments that nobody
+        needs any more, by `remove_files`, before the next job."""
         self._syncing = False
         assert job.end_offset >= self.synced_end
         self.synced_end = Offset(job.end_offset)
         if job.checkpoint is not None:
             self._ceiling = job.checkpoint.ceiling
         self.advance()
-        self._remove_deleted()
+        self._take_out_deleted()
+        if not files_later:
+            self.remove_files()
 
     def advance(self) -> None:
         """Move the high watermark as far as the stream's promise allows, and tell who waits."""
@@ -1533,8 +1538,8 @@ class PartitionLog:
             upto = segment.end_offset
         return Offset(max(upto, self.log_start))
 
-    def _remove_deleted(self) -> None:
-        """Take segments below the log start out of the chain; their files wait under another name."""
+    def _take_out_deleted(self) -> None:
+        """Take segments below the log start out of the chain."""
         if len(self._segments) < 2 or self._segments[0].end_offset > self.log_start:
             return
         self._checkpoint.anchor()
@@ -1548,17 +1553,29 @@ class PartitionLog:
         ]
         if not gone:
             return
-        stamp_ms = self.shared.clock.wall_us() // 1000
         for segment in gone:
             self.shared.indexed.pop(segment.stem, None)
             self._dirty.pop(segment.base_offset, None)
-            segment.remove_indexes()
-            self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
         self._writes = [write for write in self._writes if write[0] not in gone]
         del self._segments[: len(gone)]
-        self._folder_dirty = self.has_removed = True
+        self._leaving += gone
+        self._folder_dirty = True
         while self._tail and self._tail[0].next_offset <= safe.log_start:
             self._tail.popleft()
+
+    @property
+    def has_files_to_remove(self) -> bool:
+        return bool(self._leaving)
+
+    def remove_files(self) -> None:
+        """Files of segments that were taken out of the chain wait under another name from here on. In any thread."""
+        stamp_ms = self.shared.clock.wall_us() // 1000
+        while self._leaving:
+            segment = self._leaving[0]
+            segment.remove_indexes()
+            self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
+            self.has_removed = True
+            del self._leaving[0]
 
     def recycle(self, before_ms: int) -> int:
         """Give files that were removed before this time to the pool; returns how many.
