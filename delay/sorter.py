@@ -34,13 +34,13 @@ LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
 # While records are parked, passes begin when so many times as much waits as is sorted when it is quiet: of a burst what
 # is sorted meanwhile takes half of the disk and of the processor from accepting the rest (bench/delay.py).
-BUSY = 64
+BUSY = 16
 # With so many times as much waiting, the sorter is behind: it then works so long before others get a turn,
 # and they wait for it, as publishers wait for a slow disk.
-BEHIND = 96
+BEHIND = 48
 # The same of small records: each takes 8 bytes of memory while it waits, and a start reads it.
-BUSY_COUNT = 4_000_000
-BEHIND_COUNT = 6_000_000
+BUSY_COUNT = 1_000_000
+BEHIND_COUNT = 3_000_000
 TURN_S = 0.003
 # So many passes are written while an earlier one waits for the disk.
 UNDER_WAY_MAX = 3
