@@ -1,4 +1,4 @@
-"""Segment files that nobody needs any more, kept for the next segments. Machine over the storage contract.
+"""Segment files that nobody needs any more, kept for the next segments. Driver: a lock over the storage contract.
 
 A recycled file is already allocated and written once, so the first syncs of a new segment move data only. What
 it held before has another salt and is never mistaken for the new segment's batches. Any thread may give and take.
