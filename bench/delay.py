@@ -88,29 +88,31 @@ class Goal:
 class Bench:
     """What the child does; each answer is a line of JSON."""
 
-    def __init__(
-        self, env: Env, folder: Path, directory: LogDirectory, delays: Delays, goal: Goal, steps: Steps
-    ) -> None:
+    def __init__(self, env: Env, folder: Path, directory: LogDirectory, delays: Delays, goal: Goal) -> None:
         self._env = env
         self._folder = folder
-        self._steps = steps
         self._directory = directory
         self._delays = delays
         self._goal = goal
         random = Random(1)
         self._values = [random.randbytes(VALUE_BYTES) for _ in range(RUN)]
 
-    async def _publish(self, count: int, append: Callable[[int], tuple[PartitionLog, int]]) -> float:
-        """Runs with a window of unconfirmed ones; returns records per second."""
+    async def _publish(self, count: int, append: Callable[[int], tuple[PartitionLog, int]]) -> dict[str, float]:
+        """Runs with a window of unconfirmed ones; records per second, and what each took of the processor meanwhile: of
+        the loop, and of all threads."""
         window = trio.Semaphore(WINDOW)
-        begun = time.perf_counter()
+        begun, loop, process = time.perf_counter(), time.thread_time(), time.process_time()
         for at in range(0, count, RUN):
             await window.acquire()
             log, end = append(min(RUN, count - at))
             log.when_committed(end, window.release)
         for _ in range(WINDOW):
             await window.acquire()
-        return count / (time.perf_counter() - begun)
+        return {
+            "rate": count / (time.perf_counter() - begun),
+            "loop_us": (time.thread_time() - loop) / count * 1e6,
+            "process_us": (time.process_time() - process) / count * 1e6,
+        }
 
     async def plain(self, count: int) -> dict[str, float]:
         log = self._goal.log
@@ -122,10 +124,10 @@ class Bench:
             self._directory.committer.urgent(log)
             return log, appended.next_offset
 
-        rate = await self._publish(count, append)
+        published = await self._publish(count, append)
         log.delete_before(int(log.high_watermark))
         assert self._goal.count() == 0, before
-        return {"rate": rate}
+        return published
 
     async def park(self, count: int) -> dict[str, float]:
         """Spread over thirty days, in no order."""
@@ -136,8 +138,7 @@ class Bench:
         def append(size: int) -> tuple[PartitionLog, int]:
             return self._delays.intake, self._park(waits[next(turns)][:size] + time.time_ns() // 1000)
 
-        rate = await self._publish(count, append)
-        return {"rate": rate, **self.memory()}
+        return {**await self._publish(count, append), **self.memory()}
 
     def _park(self, dues: Numbers) -> int:
         size = len(dues)
@@ -180,7 +181,6 @@ class Bench:
         floor = await self.floor()
         goal = self._goal
         goal.late_us.clear()
-        self._steps.clear()
         begun_us = time.time_ns() // 1000 + 3_000_000
         stall = 0.0
         for at in range(0, LATE_RATE * LATE_SECONDS, LATE_RATE // 20):
@@ -197,7 +197,6 @@ class Bench:
             "p99_ms": late[len(late) * 99 // 100] / 1000,
             "floor_p50_ms": floor[len(floor) // 2],
             "floor_p99_ms": floor[len(floor) * 99 // 100],
-            "step_ms": self._steps.longest.cpu * 1000,
             "stall_ms": stall * 1000,
             **self.memory(),
         }
@@ -249,7 +248,7 @@ async def child(folder: Path) -> None:
     await delays.load()
     loaded = time.perf_counter()
     steps = Steps(where="WHERE" in os.environ)
-    bench = Bench(env, folder, directory, delays, goal, steps)
+    bench = Bench(env, folder, directory, delays, goal)
     # As a node does (src/headrace/node.py).
     gc.collect()
     gc.freeze()
@@ -262,7 +261,16 @@ async def child(folder: Path) -> None:
             _say({"opened_s": opened_s, "loaded_s": loaded_s, "pending": delays.count(), **bench.memory()})
             while line := await trio.to_thread.run_sync(sys.stdin.readline):
                 name, *arguments = line.split()
-                _say(await getattr(bench, name)(*map(int, arguments)))
+                steps.clear()
+                answer = await getattr(bench, name)(*map(int, arguments))
+                longest = steps.longest
+                _say(
+                    {
+                        **answer,
+                        "step_ms": longest.cpu * 1000,
+                        "collecting_ms": longest.collecting * 1000,
+                    }
+                )
             nursery.cancel_scope.cancel()
 
 
@@ -344,11 +352,24 @@ def claim() -> list[Claim]:
 
 def claims_of(found: dict[str, dict[str, float]], count: int) -> list[Claim]:
     few, many = found[f"lateness, {FEW:,} pending"], found["lateness"]
-    plain, park = found["plain"]["rate"], found["park"]["rate"]
+    plain, park = found["plain"], found["park"]
     peak = max(answer.get("peak_mb", 0.0) for answer in found.values())
     restart = found["restart"]["loaded_s"]
+    longest = max(found.values(), key=lambda answer: answer.get("step_ms", 0.0))
     return [
-        Claim("accepted beside plain durable publishing", park / plain, 0.5, detail=f"{park:,.0f}/s of {plain:,.0f}/s"),
+        Claim(
+            "accepted beside plain durable publishing",
+            park["rate"] / plain["rate"],
+            0.5,
+            detail=f"{park['rate']:,.0f}/s of {plain['rate']:,.0f}/s",
+        ),
+        Claim(
+            "the same by the processor's time of the loop, with what is sorted meanwhile",
+            plain["loop_us"] / park["loop_us"],
+            None,
+            detail=f"{park['loop_us']:.2f} us for each, plain {plain['loop_us']:.2f}; "
+            f"of all threads {park['process_us']:.2f} and {plain['process_us']:.2f}",
+        ),
         Claim(f"peak RSS with {count:,} pending", peak, 400, Better.LESS, "MB"),
         Claim(f"lateness p99 at 1,000/s, {count:,} pending", many["p99_ms"], 20, Better.LESS, "ms"),
         Claim(
@@ -371,12 +392,13 @@ def claims_of(found: dict[str, dict[str, float]], count: int) -> list[Claim]:
         ),
         Claim("lateness p99 after kill -9", found["lateness after kill -9"]["p99_ms"], 20, Better.LESS, "ms"),
         Claim(
-            "longest step of the loop, by its processor's time",
-            many["step_ms"],
+            "longest step of the loop, by its processor's time, over everything here",
+            longest["step_ms"],
             10,
             Better.LESS,
             "ms",
-            f"by the clock, which counts also who else runs and what the disk holds up, {many['stall_ms']:.0f} ms",
+            f"{longest['collecting_ms']:.1f} ms of it collecting garbage; by the clock, with who else runs "
+            f"and what the disk holds up, {many['stall_ms']:.0f} ms with {count:,} pending",
         ),
     ]
 
