@@ -40,12 +40,12 @@ BUSY = 16
 BEHIND = 48
 # The same of small records: each takes 8 bytes of memory while it waits, and a start reads it.
 BUSY_COUNT = 1_000_000
-BEHIND_COUNT = 3_000_000
+BEHIND_COUNT = 2_500_000
 TURN_S = 0.003
 # So many passes are written while an earlier one waits for the disk.
 UNDER_WAY_MAX = 3
 # Memory is given back after so many passes, or when no other is under way: the next takes it again, page by page.
-TRIM_PASSES = 8
+TRIM_PASSES = 4
 # So many records, of about so many bytes, are written as one batch: to fire one record a whole batch is read.
 BATCH_COUNT_MAX = 1024
 BATCH_BYTES = 128 * 1024
@@ -478,6 +478,8 @@ class Sorter:
             await engine.decided()
             for run in few:
                 await engine.env.worker.run(partial(engine.drop_run, run.number))
+        # Half a million rows were in memory several times, each time in another place.
+        await engine.env.worker.run(allocator.trim)
 
     def _mergeable(self) -> list[RunFile]:
         """Enough run files of about one size, the smallest first."""
