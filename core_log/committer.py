@@ -22,6 +22,8 @@ FULL_DISK_PAUSE_S = 1.0
 GATHER_COUNT_MAX = 16
 GATHER_S = 0.002
 PAUSES_SKIPPED = 64
+# Of what many logs have gathered, so much is encoded in one step: a millisecond or two.
+STEP_BYTES = 512 * 1024
 
 
 class Committer:
@@ -162,8 +164,9 @@ class Committer:
             except DiskFull:
                 await self._env.clock.sleep(FULL_DISK_PAUSE_S)
         for job in jobs:
-            job.log.finish_sync(job)
+            job.log.finish_sync(job, files_later=True)
         self.on_synced([job.log for job in jobs])
+        await self._remove_files(jobs)
         for job in jobs:
             told = trio.Event()
             job.log.when_committed(job.end_offset, told.set)
@@ -212,7 +215,13 @@ class Committer:
         told: list[PartitionLog] = []
         unsynced = set(written)
         full = False
+        gathered = 0
         for log in (*logs, *written):
+            if gathered >= STEP_BYTES:
+                # Others have their turns between; what they append is for the next group, or for this one.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                gathered = 0
+            gathered += log.gathered_bytes
             try:
                 log.seal()
             except DiskFull:
@@ -231,16 +240,23 @@ class Committer:
             self.group_count += 1
             self.telling = True
             for job in jobs:
-                job.log.finish_sync(job)
+                job.log.finish_sync(job, files_later=True)
             self.telling = False
             self.on_synced([job.log for job in jobs])
             self.on_commit()
+        await self._remove_files(jobs)
         # It stands until a whole group finds room.
         self.disk_full = full
         if full:
             await self._env.clock.sleep(FULL_DISK_PAUSE_S)
         if self._urgent:
             self._wake.set()
+
+    async def _remove_files(self, jobs: Sequence[SyncJob]) -> None:
+        """Beside the loop: to free files takes milliseconds each, on a busy disk much more."""
+        logs = [job.log for job in jobs if job.log.has_files_to_remove]
+        if logs:
+            await self._env.worker.run(lambda: _remove_all(logs))
 
     def _tell(self, logs: Sequence[PartitionLog]) -> None:
         """These are written, and promise no more."""
@@ -274,3 +290,8 @@ class Committer:
 def _run_syncs(jobs: Sequence[SyncJob]) -> None:
     for job in jobs:
         job.log.run_sync(job)
+
+
+def _remove_all(logs: Sequence[PartitionLog]) -> None:
+    for log in logs:
+        log.remove_files()

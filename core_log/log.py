@@ -71,8 +71,15 @@ RECORD_BYTES = 16
 PASSED_OVER_MAX = 256
 _GLIMPSE_BYTES = HEADER_SIZE + ENTRIES_MAX
 _GLIMPSE_WINDOW = 256 * 1024
+# So much of a log is looked at in one step for the numbers of its producers: reading and hashing it takes 2 ms.
+PRODUCERS_PIECE_BYTES = 4 * 1024 * 1024
+# To look at a header takes as long as to read and hash so much.
+_HEADER_COST_BYTES = 8 * 1024
 # So much from a leader at once is a follower that catches up.
 BULK_BYTES = 256 * 1024
+# With so much for one sync the file grows in each, and to prepare it only fills it twice: that took two thirds of the
+# loop's time while millions of messages were parked (bench/delay.py).
+GROUP_BYTES = 1024 * 1024
 # A batch is sealed before its dictionaries outgrow their 16-bit columns.
 DICTIONARY_MAX = 16_384
 HEADER_NAME_BYTES_MAX = 0xFFFF
@@ -188,10 +195,15 @@ class PartitionLog:
         self._files: dict[str, bytes] = {}
         self._rolled = False
         self._start_moved = False
-        self._has_removed = False
+        # Segments whose files are still where they were; files of others wait to be recycled.
+        self._leaving: list[Segment] = []
+        self.has_removed = False
         self._syncing = False
         # Another node leads: what somebody wrote here, at the end of its records, would pass for its own.
         self._follows = False
+        # Bytes written for the next sync; whether it, or the one before, is of so many that the file grows anyway.
+        self._gathering_bytes = 0
+        self._is_busy = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -227,7 +239,7 @@ class PartitionLog:
         for name in names:
             if name.endswith((".compacting", ".temp")):
                 storage.remove(f"{folder}/{name}")
-        log._has_removed = any(name.endswith(REMOVED) for name in names)
+        log.has_removed = any(name.endswith(REMOVED) for name in names)
         bases = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
         if config.replica_count > 1:
             bases = log._begin_again(bases)
@@ -243,7 +255,8 @@ class PartitionLog:
         if config.replica_count > 1:
             # What lies beyond is not thereby committed: the leader knows, or finds out from the others.
             log.high_watermark = Offset(max(log.log_start, 0 if found is None else found.offset))
-        log._remove_deleted()
+        log._take_out_deleted()
+        log.remove_files()
         return log
 
     def _fits(self, checkpoint: Checkpoint) -> bool:
@@ -268,6 +281,11 @@ class PartitionLog:
     def end(self) -> Offset:
         """The offset the next record gets."""
         return self.written_end if self._open is None else self._open.next_offset
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of records that are not encoded yet."""
+        return 0 if self._open is None else self._open.byte_count
 
     @property
     def early_end(self) -> Offset:
@@ -754,7 +772,8 @@ class PartitionLog:
     def append_bulk(self, batch: BulkBatch) -> Offset:
         """Write a whole batch behind what is gathered; returns the offset of its first record.
 
-        For those who write in bulk what nobody reads soon: it is not kept in memory. DiskFull: nothing was taken.
+        For those who write in bulk what nobody reads soon: it is not kept in memory, not even until it is synced; so
+        the segment itself is synced, and not the commit journal in its place. DiskFull: nothing was taken.
         """
         self._refuse_while_following()
         self.seal()
@@ -764,7 +783,14 @@ class PartitionLog:
             segment = self._roll(segment)
         buffers = self._stamped(segment, body, base_offset)
         self._written(
-            segment, buffers, body.size, base_offset, base_offset + batch.count, body.max_timestamp, ahead=False
+            segment,
+            buffers,
+            body.size,
+            base_offset,
+            base_offset + batch.count,
+            body.max_timestamp,
+            ahead=False,
+            recorded=False,
         )
         # What is in memory reaches to the end, or there is nothing.
         self._tail.clear()
@@ -819,15 +845,20 @@ class PartitionLog:
         newest: int | None,
         *,
         ahead: bool = True,
+        recorded: bool = True,
     ) -> None:
-        """Put a stamped batch at the end of the active segment."""
+        """Put a stamped batch at the end of the active segment. `recorded`: its bytes stay in memory until they are
+        synced, for the commit journal."""
         epochs = self._load_epochs()
         if epochs.note(self.epoch, self.leader_id, base_offset):
             self._files[f"{self.folder}/{EPOCHS}"] = epochs.encode()
-        position = segment.append(buffers, size, next_offset, newest, ahead=ahead)
+        self._gathering_bytes += size
+        if self._gathering_bytes > GROUP_BYTES:
+            self._is_busy = True
+        position = segment.append(buffers, size, next_offset, newest, ahead=ahead and not self._is_busy)
         self.written_end = Offset(next_offset)
         self._dirty[segment.base_offset] = segment
-        if self.config.durability != "os":
+        if recorded and self.config.durability != "os":
             self._writes.append((segment, position, buffers))
         else:
             self._unrecorded = True
@@ -896,22 +927,45 @@ class PartitionLog:
         return self._load_epochs()
 
     def _load_producers(self) -> ProducerTable:
-        if self._producers is None:
-            table = ProducerTable(
-                expiry_us=self.config.producer_expiry_ms * 1000, count_max=self.config.producer_count_max
-            )
-            try:
-                table.restore(self.shared.storage.read_file(f"{self.folder}/{PRODUCERS}"))
-            except (FileNotFoundError, UnknownFormat):
-                table.next_offset = 0
-            # When it was used is not in the log (a record's time may be older): the expiry starts anew.
-            now_us = self.shared.clock.wall_us()
-            for header in self._headers_from(table.next_offset):
-                producer = header.producer
-                if producer is not None:
-                    table.note(producer, header.record_count, now_us)
-            self._producers = table
+        for _ in self.loading_producers():
+            pass
+        assert self._producers is not None
         return self._producers
+
+    def loading_producers(self) -> Iterator[None]:
+        """Find out what producers have written since their last snapshot, a piece at a time. The first append with
+        numbers needs it, and would do it in one go: after a crash that is up to a segment. Others may use the log
+        between the pieces."""
+        if self._producers is not None:
+            return
+        table = self._stored_producers()
+        # When it was used is not in the log (a record's time may be older): the expiry starts anew.
+        now_us = self.shared.clock.wall_us()
+        is_whole = False
+        while self._producers is None and not is_whole:
+            left = PRODUCERS_PIECE_BYTES
+            is_whole = True
+            for header in self._headers_from(table.next_offset):
+                left -= _HEADER_COST_BYTES
+                if header.producer is not None:
+                    table.note(header.producer, header.record_count, now_us)
+                    left -= header.size
+                table.next_offset = header.next_offset
+                if left <= 0:
+                    is_whole = False
+                    break
+            if not is_whole:
+                yield
+        if self._producers is None:
+            self._producers = table
+
+    def _stored_producers(self) -> ProducerTable:
+        table = ProducerTable(expiry_us=self.config.producer_expiry_ms * 1000, count_max=self.config.producer_count_max)
+        try:
+            table.restore(self.shared.storage.read_file(f"{self.folder}/{PRODUCERS}"))
+        except (FileNotFoundError, UnknownFormat):
+            table.next_offset = 0
+        return table
 
     def _producer_snapshot(self) -> bytes:
         table = self._load_producers()
@@ -1145,6 +1199,8 @@ class PartitionLog:
             # A new segment's head is in no list of writes, so its first commit syncs the file itself.
             not self._folder_dirty and not self._unrecorded,
         )
+        self._is_busy = self._gathering_bytes > GROUP_BYTES
+        self._gathering_bytes = 0
         self._dirty = {}
         self._writes = []
         self._unrecorded = False
@@ -1170,15 +1226,18 @@ class PartitionLog:
         if job.checkpoint is not None:
             self._checkpoint.write(job.checkpoint, sync=True)
 
-    def finish_sync(self, job: SyncJob) -> None:
-        """The job is done: what it covered is safe."""
+    def finish_sync(self, job: SyncJob, *, files_later: bool = False) -> None:
+        """The job is done: what it covered is safe. `files_later`: the caller sees to the files of segments that nobody
+        needs any more, by `remove_files`, before the next job."""
         self._syncing = False
         assert job.end_offset >= self.synced_end
         self.synced_end = Offset(job.end_offset)
         if job.checkpoint is not None:
             self._ceiling = job.checkpoint.ceiling
         self.advance()
-        self._remove_deleted()
+        self._take_out_deleted()
+        if not files_later:
+            self.remove_files()
 
     def advance(self) -> None:
         """Move the high watermark as far as the stream's promise allows, and tell who waits."""
@@ -1517,8 +1576,8 @@ class PartitionLog:
             upto = segment.end_offset
         return Offset(max(upto, self.log_start))
 
-    def _remove_deleted(self) -> None:
-        """Take segments below the log start out of the chain; their files wait under another name."""
+    def _take_out_deleted(self) -> None:
+        """Take segments below the log start out of the chain."""
         if len(self._segments) < 2 or self._segments[0].end_offset > self.log_start:
             return
         self._checkpoint.anchor()
@@ -1532,34 +1591,50 @@ class PartitionLog:
         ]
         if not gone:
             return
-        stamp_ms = self.shared.clock.wall_us() // 1000
         for segment in gone:
             self.shared.indexed.pop(segment.stem, None)
             self._dirty.pop(segment.base_offset, None)
-            segment.remove_indexes()
-            self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
         self._writes = [write for write in self._writes if write[0] not in gone]
         del self._segments[: len(gone)]
-        self._folder_dirty = self._has_removed = True
+        self._leaving += gone
+        self._folder_dirty = True
         while self._tail and self._tail[0].next_offset <= safe.log_start:
             self._tail.popleft()
+
+    @property
+    def has_files_to_remove(self) -> bool:
+        return bool(self._leaving)
+
+    def remove_files(self) -> None:
+        """Files of segments that were taken out of the chain wait under another name from here on. In any thread."""
+        stamp_ms = self.shared.clock.wall_us() // 1000
+        while self._leaving:
+            segment = self._leaving[0]
+            segment.remove_indexes()
+            self.shared.storage.rename(segment.path, f"{segment.stem}.{stamp_ms}{REMOVED}")
+            self.has_removed = True
+            del self._leaving[0]
 
     def recycle(self, before_ms: int) -> int:
         """Give files that were removed before this time to the pool; returns how many.
 
         Those for which the pool has no room go at once: whoever reads one of them still has it open, and nobody will
-        write over it.
+        write over it. In any thread, while others use the log: to free a large file takes milliseconds.
         """
-        if not self._has_removed:
-            return 0
+        # Those that are removed from here on are for the next time.
+        self.has_removed = False
         names = [name for name in self.shared.storage.list(self.folder) if name.endswith(REMOVED)]
         surplus = max(len(names) - self.shared.pool.room, 0)
-        for name in names[:surplus]:
-            self.shared.storage.remove(f"{self.folder}/{name}")
         due = [name for name in names[surplus:] if int(name.split(".")[1]) <= before_ms]
+        if surplus + len(due) < len(names):
+            self.has_removed = True
+        # One that is not there any more somebody else has seen to.
+        for name in names[:surplus]:
+            with suppress(FileNotFoundError):
+                self.shared.storage.remove(f"{self.folder}/{name}")
         for name in due:
-            self.shared.pool.give(f"{self.folder}/{name}")
-        self._has_removed = surplus + len(due) < len(names)
+            with suppress(FileNotFoundError):
+                self.shared.pool.give(f"{self.folder}/{name}")
         return surplus + len(due)
 
     def replace_segment(self, old: Segment, new_path: str) -> None:

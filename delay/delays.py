@@ -103,6 +103,7 @@ class Delays:
                 self._engine.settle()
                 await self._sorter.tidy()
                 if self._engine.wants_snapshot:
+                    await self._engine.prepare_snapshot()
                     self._engine.snapshot()
                 self._engine.trim_journal()
             except DiskFull:

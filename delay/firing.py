@@ -261,6 +261,8 @@ class Firing:
         waits_us = [LOOK_S * 1e6]
         for where in list(self._handing):
             lane = self._handing[where]
+            if where is not None:
+                await self._engine.learn_numbers(where)
             while lane and self.is_durable(lane[0]):
                 one = lane[0]
                 due = self._due_count(one)

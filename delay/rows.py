@@ -8,6 +8,7 @@ Neighbours: waiting.py keeps rows of the intake in memory, run_file.py those of 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ ID_HEADER = b"\x00id"
 _MADE = re.compile(rb"hd-([0-9a-f]{16})")
 # An odd factor spreads the numbers over all 64-bit hashes, no two on one.
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
+_BACK = pow(int(_SPREAD), -1, 1 << 64)
 
 ROW = np.dtype([("due", "<i8"), ("place", "<i8"), ("number", "<i8"), ("id", "<u8"), ("target", "<u4")])
 ROW_SIZE = 36
@@ -100,6 +102,17 @@ def _made_hashes(numbers: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> npt
     return numbers.astype(np.uint64) * _SPREAD
 
 
+def _number_under(hash: int) -> int:
+    """The number whose made id stands under this hash; one that no record has where there is none."""
+    number = hash * _BACK % (1 << 64)
+    return number if number <= OFFSET_MASK else -1
+
+
+def under(rows: Rows, hash: int) -> Rows:
+    """Those of these rows that stand under this hash of an id."""
+    return rows.compress(rows["id"] == np.uint64(hash))
+
+
 def id_of(number: int, headers: Headers) -> bytes:
     return headers[0][1] if headers and headers[0][0] == ID_HEADER else made_id(number)
 
@@ -155,9 +168,44 @@ class PackedRows:
         is_one = bool((rows["target"] == rows["target"][0]).all())
         self._targets: int | npt.NDArray[np.uint32] = int(rows["target"][0]) if is_one else rows["target"].copy()
 
+    @classmethod
+    def alike(cls, dues: npt.NDArray[np.int64], place: int, target: int) -> Self:
+        """Neighbours from this place on that differ in their due times alone, which are not copied."""
+        made = cls.__new__(cls)
+        made.count, made.dues = len(dues), dues
+        made._places, made._numbers, made._ids, made._targets = place, None, None, target
+        return made
+
+    def goes_on(self, place: int, target: int) -> bool:
+        """A record at this place, for this target, with an id that the broker made, differs from all here in its due
+        time alone."""
+        is_alike = self._numbers is None and self._ids is None and self._targets == target
+        return is_alike and isinstance(self._places, int) and place == self._places + self.count
+
+    def compact(self) -> Self:
+        """The same, without the room behind it."""
+        self.dues = self.dues.copy()
+        return self
+
     @property
     def first_place(self) -> int:
         return self._places if isinstance(self._places, int) else int(self._places[0])
+
+    def find(self, hash: int) -> Rows:
+        """Rows under this hash of an id."""
+        if self._ids is not None:
+            found = bool((self._ids == np.uint64(hash)).any())
+        else:
+            number = np.int64(_number_under(hash))
+            if self._numbers is not None:
+                found = bool((self._numbers == number).any())
+            elif isinstance(self._places, int):
+                found = bool(0 <= number - (self._places & OFFSET_MASK) < self.count)
+            else:
+                found = bool((self._places & OFFSET_MASK == number).any())
+        if not found:
+            return no_rows()
+        return under(self.unpack(), hash)
 
     def unpack(self) -> Rows:
         rows = np.empty(self.count, dtype=ROW)
@@ -168,6 +216,16 @@ class PackedRows:
         rows["id"] = _made_hashes(rows["number"]) if self._ids is None else self._ids
         rows["target"] = self._targets
         return rows
+
+
+def target_of_all(batch: RecordBatch) -> bytes | None:
+    """The target of a batch whose records differ in their due times alone (`PackedRows.alike`); None where they may
+    differ in more, as in their ids."""
+    if batch.headers is not None or batch.offsets is not None or len(batch.tags.values) != 1:
+        return None
+    if len(batch.origins.values) != 1 or batch.origins.values[0]:
+        return None
+    return target_of(batch.tag_sets[batch.tags.values[0]])
 
 
 def count_targets(batch: RecordBatch, first: int, wanted: npt.NDArray[np.bool_]) -> Counter[bytes]:

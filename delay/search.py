@@ -16,8 +16,9 @@ from headrace.delay.bodies import Bodies
 from headrace.delay.engine import Engine
 from headrace.delay.marks import OFFSET_BITS, State
 from headrace.delay.parked import Page, Pending
-from headrace.delay.rows import Rows, by_due, id_hashes, joined, target_hash
+from headrace.delay.rows import PackedRows, Rows, by_due, id_hashes, joined, target_hash
 from headrace.delay.run_file import RunFile
+from headrace.delay.waiting import between
 
 # Rows that are looked at before a page is given out short.
 ROWS_PER_PAGE_MAX = 20_000
@@ -99,12 +100,11 @@ class Search:
         starts = sorted({one.start_us for one in engine.ledger.sources.values() if one.start_us > due_us})
         rows = joined([])
         for until_us in [*starts, _END_US]:
-            near = engine.waiting.between(due_us, until_us)
+            parts = engine.waiting.snapshot()
             runs = list(engine.runs.values())
             spans = {one.number: (one.start_us, one.end_us) for one in engine.ledger.sources.values()}
-
-            far = await engine.env.worker.run(partial(_read_all, runs, spans, due_us, number, until_us, count))
-            rows = by_due(joined([*near, *far]))
+            read = partial(_read_all, parts, runs, spans, due_us, number, until_us, count)
+            rows = by_due(joined(await engine.env.worker.run(read)))
             rows = rows[(rows["due"] > due_us) | (rows["number"] >= number)]
             if len(rows) >= count:
                 break
@@ -115,10 +115,16 @@ _END_US = 1 << 62
 
 
 def _read_all(
-    runs: list[RunFile], spans: dict[int, tuple[int, int]], due_us: int, number: int, until_us: int, count: int
+    near: list[Rows | PackedRows],
+    runs: list[RunFile],
+    spans: dict[int, tuple[int, int]],
+    due_us: int,
+    number: int,
+    until_us: int,
+    count: int,
 ) -> list[Rows]:
-    """Of each source of each run file at most `count` rows from there on. Blocks."""
-    parts = []
+    """Rows of the intake, and of each source of each run file at most `count` from there on. Blocks."""
+    parts = between(near, due_us, until_us)
     for run in runs:
         for source, (_first, end, _hash) in run.slices.items():
             start_us, end_us = spans.get(source, (0, 0))

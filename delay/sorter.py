@@ -28,20 +28,24 @@ from headrace.delay.ledger import Source
 from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, State
 from headrace.delay.rows import Rows, firing_order, in_order, joined, no_rows, target_of
 from headrace.delay.run_file import RunFile
-from headrace.delay.waiting import BLOCK_COUNT_MAX, Block
+from headrace.delay.waiting import BLOCK_COUNT_MAX, Block, between
 
 LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
-# While records are parked, passes begin when so many times as much waits as is sorted when it is quiet.
-BUSY = 4
+# While records are parked, passes begin when so many times as much waits as is sorted when it is quiet: of a burst what
+# is sorted meanwhile takes half of the disk and of the processor from accepting the rest (bench/delay.py).
+BUSY = 16
 # With so many times as much waiting, the sorter is behind: it then works so long before others get a turn,
 # and they wait for it, as publishers wait for a slow disk.
-BEHIND = 8
+BEHIND = 48
+# The same of small records: each takes 8 bytes of memory while it waits, and a start reads it.
+BUSY_COUNT = 1_000_000
+BEHIND_COUNT = 2_500_000
 TURN_S = 0.003
 # So many passes are written while an earlier one waits for the disk.
 UNDER_WAY_MAX = 3
 # Memory is given back after so many passes, or when no other is under way: the next takes it again, page by page.
-TRIM_PASSES = 8
+TRIM_PASSES = 4
 # So many records, of about so many bytes, are written as one batch: to fire one record a whole batch is read.
 BATCH_COUNT_MAX = 1024
 BATCH_BYTES = 128 * 1024
@@ -50,8 +54,9 @@ HOUR_COUNT_MIN = 256
 # Run files are merged when there are so many of about one size, up to so many rows.
 MERGE_FILES = 8
 MERGE_ROWS_MAX = 8 * BLOCK_COUNT_MAX
-# Rows read at a time for the ring.
+# Rows read at a time for the ring, and put into it in one step.
 _WINDOW_ROWS = 4096
+_NEAR_ROWS = 32_768
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +132,8 @@ class Sorter:
             return None
         is_old = engine.env.clock.monotonic() - block.since >= config.sort_interval_s
         enough = config.sort_bytes * BUSY if is_busy else config.sort_bytes
-        return block if is_old or engine.waiting.unsorted_bytes >= enough else None
+        is_much = engine.waiting.unsorted_bytes >= enough or engine.waiting.unsorted_count >= BUSY_COUNT
+        return block if is_old or is_much else None
 
     async def _turn(self) -> None:
         clock = self._engine.env.clock
@@ -146,7 +152,10 @@ class Sorter:
     async def _begin(self, block: Block) -> _Pass | None:
         """Write what is to move to the buckets; None when there is nothing."""
         engine = self._engine
-        self._behind = engine.waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes
+        waiting = engine.waiting
+        self._behind = (
+            waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes or waiting.unsorted_count >= BEHIND_COUNT
+        )
         # Nobody else lets go of its rows from now on.
         block.is_sorted = block.is_moving = True
         edge_us = engine.edge_us
@@ -323,7 +332,7 @@ class Sorter:
         # The edge may have moved since the pass began.
         soon = one.new[one.new["due"] < engine.edge_us]
         if len(soon):
-            engine.bring_near(soon)
+            engine.bring_near(soon["due"].copy(), soon["place"].copy())
         await engine.decided()
 
     # -- the window that is in memory ---------------------------------------------------------------------------
@@ -340,9 +349,14 @@ class Sorter:
                 await engine.env.worker.run(partial(self._window, run, edge_us)) for run in list(engine.runs.values())
             ]
             before, engine.edge_us = engine.edge_us, edge_us
-            for rows in (*found, *engine.waiting.between(before, edge_us)):
-                if len(rows):
-                    engine.bring_near(rows)
+            # From here on what is absorbed finds its way by itself.
+            parts = engine.waiting.snapshot()
+            near = await engine.env.worker.run(lambda: between(parts, before, edge_us))
+            for rows in (*found, *near):
+                for low in range(0, len(rows), _NEAR_ROWS):
+                    part = rows[low : low + _NEAR_ROWS]
+                    engine.bring_near(part["due"].copy(), part["place"].copy())
+                    await trio.lowlevel.checkpoint()
 
     def _window(self, run: RunFile, edge_us: int) -> Rows:
         """Rows of a run file between the edge as it is and as it will be. Blocks."""
@@ -368,11 +382,13 @@ class Sorter:
     async def tidy(self) -> None:
         """Let go of what nobody needs: rows, intake, buckets, run files."""
         engine = self._engine
-        for block in engine.waiting:
+        for block in list(engine.waiting):
             if block.is_sorted and block.count and not block.is_moving:
                 pending = engine.ledger.states(block.rows["place"]) == State.PENDING
                 if not pending.all():
                     block.keep(block.rows[pending])
+                # To look at all that was decided of a block takes a millisecond.
+                await trio.lowlevel.checkpoint()
         engine.waiting.forget_empty()
         if engine.readers == 0 and not engine.layout.locked():
             async with engine.layout:
@@ -432,7 +448,7 @@ class Sorter:
                 engine.committer.urgent(log)
             await clock.sleep(LOOK_S)
             for log in stream.partitions:
-                log.recycle(clock.wall_us() // 1000)
+                await engine.env.worker.run(partial(log.recycle, clock.wall_us() // 1000))
             await engine.directory.delete_stream(stream)
 
     async def _merge(self) -> None:
@@ -462,6 +478,8 @@ class Sorter:
             await engine.decided()
             for run in few:
                 await engine.env.worker.run(partial(engine.drop_run, run.number))
+        # Half a million rows were in memory several times, each time in another place.
+        await engine.env.worker.run(allocator.trim)
 
     def _mergeable(self) -> list[RunFile]:
         """Enough run files of about one size, the smallest first."""

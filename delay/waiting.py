@@ -1,26 +1,28 @@
 """What the intake holds and no bucket does: rows in memory until they are sorted or fired. Machine; pure.
 
 Rows stand in blocks in the order of the intake. A pass of the sorter takes one block; what it keeps (due before the
-edge) stays in it until it is decided. Memory is 36 bytes for a row of the last block, 8 or little more for others that
-wait for the sorter, and nothing once it has moved. Invariant: blocks and the rows in them are in the order of offsets;
-sorted blocks come before the others. Neighbours: rows.py has the rows, delays.py adds them at each commit.
+edge) stays in it until it is decided. Memory is 8 bytes for a row where records differ in their due times alone, as
+they nearly always do; else 36 in the last block, and 16 or more in others that wait for the sorter; nothing once it has
+moved. Invariant: blocks and the rows in them are in the order of offsets; sorted blocks come before the others.
+Neighbours: rows.py has the rows, engine.py adds them at each commit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.delay.marks import OFFSET_MASK
-from headrace.delay.rows import ROW, PackedRows, Rows, joined, no_rows
+from headrace.delay.rows import ROW, PackedRows, Rows, joined, no_rows, under
 
 # A pass holds the bodies of one block in memory.
 BLOCK_COUNT_MAX = 65_536
 _CAPACITY_MIN = 256
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class Block:
-    __slots__ = ("_packed", "_rows", "byte_count", "count", "end", "first", "is_moving", "is_sorted", "since")
+    __slots__ = ("_dues", "_packed", "_rows", "byte_count", "count", "end", "first", "is_moving", "is_sorted", "since")
 
     def __init__(self, first: int, since: float) -> None:
         # Intake offsets that this block speaks for.
@@ -36,6 +38,8 @@ class Block:
         # With room for more; none while they are packed.
         self._rows = no_rows()
         self._packed: PackedRows | None = None
+        # With room for more, of packed rows that are alike.
+        self._dues = _NONE
 
     def add(self, rows: Rows, byte_count: int) -> None:
         if self._packed is not None:
@@ -51,16 +55,42 @@ class Block:
         self.byte_count += byte_count
         self.end = (int(rows["place"][-1]) & OFFSET_MASK) + 1
 
+    def add_alike(self, dues: npt.NDArray[np.int64], place: int, target: int, byte_count: int) -> None:
+        """Neighbours from this place on that differ in their due times alone: as a rule all of a block, and then no row
+        is made for any."""
+        packed, count = self._packed, self.count + len(dues)
+        if self.count and (packed is None or not packed.goes_on(place, target)):
+            return self.add(PackedRows.alike(dues, place, target).unpack(), byte_count)
+        first = place if packed is None else packed.first_place
+        if count > len(self._dues):
+            room = np.empty(max(count, 2 * len(self._dues), _CAPACITY_MIN), dtype=np.int64)
+            room[: self.count] = self.dues
+            self._dues = room
+        self._dues[self.count : count] = dues
+        self._packed = PackedRows.alike(self._dues[:count], first, target)
+        self._rows = no_rows()
+        self.count = count
+        self.byte_count += byte_count
+        self.end = (place & OFFSET_MASK) + len(dues)
+
     def pack(self) -> None:
         """No more will come."""
-        if self.count:
+        if self._packed is not None:
+            self._packed = self._packed.compact()
+        elif self.count:
             self._packed = PackedRows(self.rows)
-            self._rows = no_rows()
+        self._rows, self._dues = no_rows(), _NONE
 
     @property
     def rows(self) -> Rows:
         """Not to be changed."""
         return self._rows[: self.count] if self._packed is None else self._packed.unpack()
+
+    def find(self, hash: int) -> Rows:
+        """Rows under this hash of an id; where all are packed, without making the others."""
+        if self._packed is not None:
+            return self._packed.find(hash)
+        return under(self.rows, hash)
 
     @property
     def first_place(self) -> int:
@@ -72,9 +102,12 @@ class Block:
         """As in the rows, without making them."""
         return self._rows["due"][: self.count] if self._packed is None else self._packed.dues
 
+    def snapshot(self) -> Rows | PackedRows:
+        return self.rows if self._packed is None else self._packed
+
     def keep(self, rows: Rows) -> None:
         """Only these are left."""
-        self._rows = rows
+        self._rows, self._dues = rows, _NONE
         self._packed = None
         self.count = len(rows)
 
@@ -90,13 +123,25 @@ class Waiting:
 
     def add(self, rows: Rows, byte_count: int, now: float) -> None:
         """Rows behind all that are here, by offset; no more than a block holds."""
+        self._last(int(rows["place"][0]), len(rows), now).add(rows, byte_count)
+
+    def add_alike(self, dues: npt.NDArray[np.int64], place: int, target: int, byte_count: int, now: float) -> None:
+        """The same, of neighbours from this place on that differ in their due times alone."""
+        self._last(place, len(dues), now).add_alike(dues, place, target, byte_count)
+
+    def _last(self, place: int, count: int, now: float) -> Block:
+        """The block that has room for so many from this place on."""
         last = self._blocks[-1] if self._blocks else None
-        if last is None or last.is_sorted or last.count + len(rows) > BLOCK_COUNT_MAX:
+        if last is None or last.is_sorted or last.count + count > BLOCK_COUNT_MAX:
             if last is not None and not last.is_sorted:
                 last.pack()
-            last = Block(int(rows["place"][0]) & OFFSET_MASK, now)
+            last = Block(place & OFFSET_MASK, now)
             self._blocks.append(last)
-        last.add(rows, byte_count)
+        return last
+
+    @property
+    def unsorted_count(self) -> int:
+        return sum(block.count for block in self._blocks if not block.is_sorted)
 
     @property
     def unsorted_bytes(self) -> int:
@@ -117,17 +162,21 @@ class Waiting:
                 return min(block.first, end)
         return end
 
-    def between(self, low_us: int, high_us: int) -> list[Rows]:
-        """Rows due from `low_us` on and before `high_us`."""
-        found = []
-        for block in self._blocks:
-            dues = block.dues
-            within = (dues >= low_us) & (dues < high_us)
-            if within.any():
-                found.append(block.rows[within])
-        return found
+    def snapshot(self) -> list[Rows | PackedRows]:
+        """All rows that are here now, which stay as they are whatever comes or goes: for `between`."""
+        return [block.snapshot() for block in self._blocks]
 
     def find(self, hashes: list[int]) -> Rows:
         """Rows under one of these hashes of an id."""
-        wanted = np.array(hashes, dtype=np.uint64)
-        return joined([rows[np.isin(rows["id"], wanted)] for rows in (block.rows for block in self._blocks)])
+        return joined([block.find(one) for block in self._blocks for one in set(hashes)])
+
+
+def between(parts: Sequence[Rows | PackedRows], low_us: int, high_us: int) -> list[Rows]:
+    """Rows due from `low_us` on and before `high_us`. In any thread: to look at millions takes a while."""
+    found = []
+    for part in parts:
+        dues = part.dues if isinstance(part, PackedRows) else part["due"]
+        within = (dues >= low_us) & (dues < high_us)
+        if within.any():
+            found.append((part.unpack() if isinstance(part, PackedRows) else part).compress(within))
+    return found

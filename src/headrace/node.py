@@ -42,7 +42,7 @@ IDENTITY = "node.json"
 CLEAN = "clean"
 FORMAT = 1
 GARBAGE_PERIOD_S = 600
-GARBAGE_THRESHOLDS = (5_000, 4, 1_000_000)
+GARBAGE_THRESHOLDS = (2_000, 4, 1_000_000)
 # So many queues are named when the disk is full.
 HOLDERS_NAMED = 5
 # Any of these without node.json is a directory that lost its identity, or never had one: not ours to adopt.
@@ -250,7 +250,8 @@ async def collect_garbage(env: Env) -> None:
     Batches are long lists of bytes, and a full collection walks all of them: 60 ms at the 99th percentile of A5-5k,
     against 0.5 without (bench/amqp_throughput.py). Hardly anything here is a cycle, so the old generation is left
     alone but for one collection in ten minutes. The younger ones are small: with 20 x 20,000 objects the second took
-    100 ms, with 4 x 5,000 no step of the loop takes more than some 10 (bench/delay.py), for the same cost in all.
+    100 ms, with 4 x 5,000 up to 13 of a busy machine (bench/delay.py), and with 4 x 2,000 a third of that, for the same
+    cost in all.
     """
     gc.collect()
     gc.freeze()

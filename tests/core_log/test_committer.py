@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from headrace.core_log import committer as committer_module
 from headrace.core_log.committer import FULL_DISK_PAUSE_S
 from headrace.core_log.config import DirectoryConfig, Durability, LogConfig
 from headrace.core_log.directory import LogDirectory
@@ -122,6 +123,24 @@ async def test_o3_tickets_of_a_log_are_told_in_the_order_of_appends_by_plain_cal
     for number, names in sent.items():
         assert [name for name in bench.told if name.startswith(f"{number}:")] == names
     assert 1 < bench.committer.group_count < 200
+
+
+async def test_others_have_their_turns_while_what_many_logs_gathered_is_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(committer_module, "STEP_BYTES", 1)
+    bench = Bench()
+    logs = bench.logs(10)
+    for number, log in enumerate(logs):
+        bench.publish(log, str(number))
+    seen: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.committer.commit, logs)
+        while len(bench.told) < 10:
+            seen.append(sum(log.written_end for log in logs))
+            await trio.lowlevel.checkpoint()
+    assert len(set(range(1, 10)) & set(seen)) >= 4
+    assert (bench.told, bench.committer.group_count) == ([str(number) for number in range(10)], 1)
 
 
 async def test_d1_nobody_is_told_before_the_bytes_are_safe(autojump_clock: MockClock) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 import trio
 
+from headrace.core_log import directory as directory_module
 from headrace.core_log import segment
 from headrace.core_log.config import DirectoryConfig, LogConfig
 from headrace.core_log.directory import MAINTENANCE_S, TRASH, LogDirectory
@@ -375,6 +376,49 @@ async def running(directory: LogDirectory) -> AsyncIterator[None]:
         nursery.start_soon(directory.run)
         yield
         nursery.cancel_scope.cancel()
+
+
+async def test_others_have_their_turns_while_many_logs_are_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "LOGS_IN_ONE_STEP", 2)
+    directory = open_directory(MemoryStorage())
+    logs = create_logs(directory, 10, SMALL)
+    for log in logs:
+        append(log, b"a")
+        commit(directory, log)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        await directory.maintain()
+        await directory.retain()
+        nursery.cancel_scope.cancel()
+    assert turns >= 6
+
+
+async def test_stream_that_goes_while_its_logs_are_looked_after_is_left_alone() -> None:
+    directory = filled(MemoryStorage(), replace(SMALL, retention_ms=1000), removal_delay_ms=0)
+    (stream,) = directory.streams.values()
+    (log,) = stream.partitions
+    log.delete_before(2)
+    commit(directory, log)
+
+    class Worker:
+        async def run(self, call: Callable[[], T]) -> T:
+            directory.streams.pop(stream.spec.id, None)
+            return call()
+
+    directory.env = replace(directory.env, worker=Worker())
+    clock = directory.env.clock
+    assert isinstance(clock, Clock)
+    clock.now_us += 10_000_000
+    await directory.retain()
+    assert log.log_start == 2
 
 
 async def test_directory_on_real_files_commits_maintains_closes_and_opens_again(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """A partition: what is read back, what a start finds, what is refused, what producers and deletes leave behind."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.core_log import log as log_module
 from headrace.core_log.bulk import BulkBatch, Cells
 from headrace.core_log.checkpoint import read_checkpoint
 from headrace.core_log.config import DirectoryConfig, LogConfig
@@ -665,6 +667,30 @@ def test_the_next_number_of_an_outbox_counts_what_is_gathered_too(settle: Callab
     disk.log.append_dense(PRODUCER, [b"k"] * 2, [b""] * 2, [b"a", b"b"], timestamp_us=1)
     settle(disk)
     assert disk.log.next_sequence(PRODUCER.id, 0) == 2
+
+
+@pytest.mark.parametrize("meanwhile", ["nobody", "others", "the outbox"])
+def test_numbers_are_found_a_piece_at_a_time_while_others_use_the_log(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    monkeypatch.setattr(log_module, "PRODUCERS_PIECE_BYTES", 1)
+    # All in one segment, of which no snapshot speaks.
+    disk = Disk(replace(SMALL, segment_bytes_max=1 << 20))
+    for number in range(10):
+        disk.send(number, b"%d" % number, dense=True)
+    log = disk.crash()
+    pieces = 0
+    for _ in log.loading_producers():
+        pieces += 1
+        if pieces == 5:
+            if meanwhile == "others":
+                disk.write(b"somebody else's")
+            elif meanwhile == "the outbox":
+                assert disk.send(9, b"9", b"10", dense=True) == 1
+    # One for each batch, and the gap that the crash left.
+    assert pieces == {"nobody": 11, "others": 12, "the outbox": 5}[meanwhile]
+    assert log.next_sequence(PRODUCER.id, 0) == (11 if meanwhile == "the outbox" else 10)
+    assert list(log.loading_producers()) == []
 
 
 def test_appends_of_an_outbox_that_follow_one_another_share_a_batch() -> None:

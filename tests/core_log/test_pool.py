@@ -1,8 +1,12 @@
 """Segment files between two uses."""
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
 from headrace.core_log.pool import FOLDER, SegmentPool
+from headrace.core_log.storage.disk import DiskStorage
 from headrace.core_log.storage.memory import MemoryStorage
 
 
@@ -45,3 +49,27 @@ def test_pool_finds_its_files_after_a_start_and_gives_no_name_twice(count_max: i
     assert again.take(12, 12) is not None
     again.give(make(storage, "another", 99))
     assert len(storage.list(FOLDER)) == (4 if count_max == 5 else 3)
+
+
+def test_threads_that_give_and_take_at_once_share_no_name_and_keep_to_the_bound(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    pool = SegmentPool(storage, 10)
+    names = [f"{thread}-{number}" for thread in range(4) for number in range(50)]
+    for name in names:
+        storage.open(name, create=True).write(0, [name.encode()])
+    taken: list[str] = []
+
+    def work(thread: int) -> None:
+        for number in range(50):
+            pool.give(f"{thread}-{number}")
+            path = pool.take(0, 100)
+            if path is not None:
+                taken.append(storage.read_file(path).decode())
+                storage.remove(path)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    left = [storage.read_file(f"{FOLDER}/{name}").decode() for name in storage.list(FOLDER)]
+    assert len(left) == len(pool) <= 10
+    assert len({*taken, *left}) == len(taken) + len(left)
+    assert {*taken, *left} <= set(names)

@@ -35,6 +35,8 @@ def test_unpacked_rows_are_those_that_were_packed(
     packed = PackedRows(rows)
     assert packed.count == len(made)
     assert packed.unpack().tobytes() == rows.tobytes()
+    for hash in {*rows["id"].tolist(), 0, 5, 2**64 - 1}:
+        assert packed.find(hash).tobytes() == rows[rows["id"] == np.uint64(hash)].tobytes()
 
 
 _far = st.sampled_from([0, 1, 2, 2**50, 2**62])
