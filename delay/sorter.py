@@ -25,7 +25,7 @@ from headrace.delay.decisions import Dropped, Merged, Moved, Opened, Sorted, Tri
 from headrace.delay.engine import BUCKET_CONFIG, BUCKET_NAME, Engine, by_source
 from headrace.delay.freight import Freight, load
 from headrace.delay.ledger import Source
-from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, State
+from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK, Places, State
 from headrace.delay.rows import Rows, firing_order, in_order, joined, no_rows, target_of
 from headrace.delay.run_file import RunFile
 from headrace.delay.waiting import BLOCK_COUNT_MAX, Block, between
@@ -311,10 +311,15 @@ class Sorter:
         """Everything is durable in the buckets: from one decision on it stands there, and not in the intake."""
         engine, ledger = self._engine, self._engine.ledger
         number = ledger.next_run
-        run = await engine.env.worker.run(lambda: engine.write_run(number, one.new))
-        states = ledger.states(one.old["place"])
+
+        def write() -> tuple[RunFile, Places, Places]:
+            # The columns by themselves: what follows is one step, and looks at them several times.
+            return engine.write_run(number, one.new), one.old["place"].copy(), one.new["place"].copy()
+
+        run, old, new = await engine.env.worker.run(write)
+        states = ledger.states(old)
         moves = states == State.PENDING
-        decided = pack(one.new["place"][~moves])
+        decided = pack(new[~moves])
         engine.decide(
             Sorted(
                 one.block.first,
@@ -326,11 +331,11 @@ class Sorter:
                 states[~moves].tobytes(),
             )
         )
-        ledger.intake.marks.set(one.old["place"][moves] & OFFSET_MASK, int(State.MOVED))
+        ledger.intake.marks.set(old[moves] & OFFSET_MASK, int(State.MOVED))
         one.block.keep(one.near[ledger.states(one.near["place"]) == State.PENDING])
         engine.runs[number] = run
         # The edge may have moved since the pass began.
-        soon = one.new[one.new["due"] < engine.edge_us]
+        soon = one.new.compress(one.new["due"] < engine.edge_us)
         if len(soon):
             engine.bring_near(soon["due"].copy(), soon["place"].copy())
         await engine.decided()

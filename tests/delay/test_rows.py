@@ -1,7 +1,7 @@
 """Rows that are packed come back as they were; and rows are put in the order in which they fire."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.delay.marks import OFFSET_BITS
@@ -16,6 +16,7 @@ _one = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_one, min_size=1, max_size=20), st.integers(0, 3), st.booleans())
 def test_unpacked_rows_are_those_that_were_packed(
     made: list[tuple[int, int, int, int | None, int]], source: int, usual: bool

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.delay import waiting as waiting_module
@@ -14,6 +14,7 @@ from headrace.delay.waiting import Waiting, between
 _run = st.tuples(st.integers(1, 6), st.sampled_from([7, 7, 7, 8]), st.booleans(), st.sampled_from([0, 0, 0, 1]))
 
 
+@settings(deadline=None)
 @given(st.lists(_run, max_size=12), st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
 def test_rows_are_those_that_were_added_whether_they_are_alike_or_not(
     runs: list[tuple[int, int, bool, int]], taken: set[int], asked: set[int]
