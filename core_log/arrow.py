@@ -16,7 +16,7 @@ rows. Gaps hold no records and give none. Neighbours: format.py cuts the columns
     persistent, retain          bool
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,7 +216,7 @@ def _output(pending: Sequence[_Chosen], wanted: pa.Schema, start: int, end: int 
         output = output.slice(first, max(last - first, 0))
         mask = None if mask is None else mask[first:last]
     if mask is not None:
-        output = output.filter(pa.array(mask))
+        output = output.filter(_bools(mask))
     if output.num_rows:
         yield output
 
@@ -238,6 +238,21 @@ def _joined(pieces: "list[npt.NDArray[Any]]") -> "npt.NDArray[Any]":
 
 def _fixed(values: "npt.NDArray[Any]", kind: Any) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _bools(values: "npt.NDArray[np.bool_]") -> pa.Array:
+    packed = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
+
+
+def texts(values: Collection[str | None]) -> pa.Array:
+    """As pa.array does it, which loads pandas where there is one, to see whether it was given some. That takes longer
+    than to read 64 MiB, and a worker of Spark's has 30,000 objects more for its collector to look at after each task.
+    """
+    stored = [b"" if value is None else value.encode() for value in values]
+    ends = pa.py_buffer(np.cumsum([0, *map(len, stored)], dtype=np.int32))
+    known = pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
+    return pa.Array.from_buffers(pa.string(), len(stored), [known, ends, pa.py_buffer(b"".join(stored))])
 
 
 def _offsets(group: Sequence[Columns]) -> Ints:
@@ -266,7 +281,8 @@ def _expiries(group: Sequence[Columns]) -> pa.Array:
     if all(one.expiries.many == 0 for one in group):
         return pa.nulls(sum(one.header.record_count for one in group), _TIME)
     values = _joined([one.expiries.expand() for one in group])
-    return pa.array(values, type=_TIME, mask=values == 0)
+    known = pa.py_buffer(np.packbits(values != 0, bitorder="little"))
+    return pa.Array.from_buffers(_TIME, len(values), [known, pa.py_buffer(values)])
 
 
 def _bits(mask: int, shift: int, kind: Any, dtype: type) -> Callable[[Sequence[Columns]], pa.Array]:
@@ -275,7 +291,7 @@ def _bits(mask: int, shift: int, kind: Any, dtype: type) -> Callable[[Sequence[C
     def column(group: Sequence[Columns]) -> pa.Array:
         parts = [one.attributes.spread(((one.attributes.values & mask) >> shift).astype(dtype)) for one in group]
         values = _joined(parts)
-        return pa.array(values, type=kind) if dtype is np.bool_ else _fixed(values, kind)
+        return _bools(values) if dtype is np.bool_ else _fixed(values, kind)
 
     return column
 
@@ -333,24 +349,24 @@ def _values(group: Sequence[Columns]) -> pa.Array:
 def _empty_lists(group: Sequence[Columns], kind: Any) -> pa.Array:
     count = sum(one.header.record_count for one in group)
     ends = pa.py_buffer(np.zeros(count + 1, dtype=np.int32))
-    return pa.Array.from_buffers(kind, count, [None, ends], children=[pa.array([], kind.value_type)])
+    return pa.Array.from_buffers(kind, count, [None, ends], children=[pa.nulls(0, kind.value_type)])
 
 
 def _tags(group: Sequence[Columns]) -> pa.Array:
     """The sets of all batches behind each other, then for each record the set it has."""
     if all(len(one.tag_sets) == 1 for one in group):
         return _empty_lists(group, _TAGS)
-    texts: list[str] = []
+    found: list[str] = []
     ends = [0]
     places = []
     for one in group:
         first = len(ends) - 1
         for tag_set in one.tag_sets:
-            texts += (one.tag_texts[tag] for tag in tag_set)
-            ends.append(len(texts))
+            found += (one.tag_texts[tag] for tag in tag_set)
+            ends.append(len(found))
         places.append(one.tags.expand() + first)
-    sets = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(texts, pa.string()))
-    return sets.take(pa.array(_joined(places)))
+    sets = pa.ListArray.from_arrays(_fixed(np.array(ends, dtype=np.int32), pa.int32()), texts(found))
+    return sets.take(_fixed(_joined(places), pa.int64()))
 
 
 def _tag(group: Sequence[Columns]) -> pa.Array:
@@ -358,8 +374,9 @@ def _tag(group: Sequence[Columns]) -> pa.Array:
     known: dict[str | None, int] = {None: 0}
     by_set = []
     for one in group:
-        texts = one.tag_texts
-        by_set.append([known.setdefault(texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets])
+        by_set.append(
+            [known.setdefault(one.tag_texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets]
+        )
     if all(one.tags.many <= 1 for one in group):
         firsts = np.array([places[one.tags.single or 0] for one, places in zip(group, by_set, strict=True)], np.int32)
         found = np.repeat(firsts, [one.header.record_count for one in group])
@@ -370,7 +387,7 @@ def _tag(group: Sequence[Columns]) -> pa.Array:
                 for one, places in zip(group, by_set, strict=True)
             ]
         )
-    return pa.array(known, pa.string()).take(_fixed(found, pa.int32()))
+    return texts(known).take(_fixed(found, pa.int32()))
 
 
 def _headers(group: Sequence[Columns]) -> pa.Array:
@@ -388,7 +405,7 @@ def _headers(group: Sequence[Columns]) -> pa.Array:
     names = _names([_sized(one.header_keys, one.header_key_sizes, "<u2") for one in group])
     values = _binary([_sized(one.header_values, one.header_value_sizes, "<u4") for one in group])
     pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER))
-    return pa.ListArray.from_arrays(pa.array(ends), pairs, type=_HEADERS)
+    return pa.ListArray.from_arrays(_fixed(ends, pa.int32()), pairs, type=_HEADERS)
 
 
 def _sized(blob: memoryview, sizes: bytes, dtype: str) -> _Part:
@@ -402,7 +419,7 @@ def _names(parts: Sequence[_Part]) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([name.decode(errors="replace") for name in raw.to_pylist()], pa.string())
+        return texts([name.decode(errors="replace") for name in raw.to_pylist()])
 
 
 _COLUMNS: dict[str, Callable[[Sequence[Columns]], pa.Array]] = {

@@ -116,7 +116,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         # Where it is planned nobody decodes.
         from headrace.spark import decode
 
-        keep_modules()
+        keep_modules("pyarrow.compute")
         return decode.read(
             partition.task,
             columns=self._columns,

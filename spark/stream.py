@@ -261,7 +261,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # Where it is planned nobody decodes.
         from headrace.spark import decode
 
-        keep_modules()
+        keep_modules("pyarrow.compute")
         return decode.read(
             partition.task,
             columns=self._columns,
