@@ -374,9 +374,7 @@ def _tag(group: Sequence[Columns]) -> pa.Array:
     known: dict[str | None, int] = {None: 0}
     by_set = []
     for one in group:
-        by_set.append(
-            [known.setdefault(one.tag_texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets]
-        )
+        by_set.append([known.setdefault(one.tag_texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets])
     if all(one.tags.many <= 1 for one in group):
         firsts = np.array([places[one.tags.single or 0] for one, places in zip(group, by_set, strict=True)], np.int32)
         found = np.repeat(firsts, [one.header.record_count for one in group])
