@@ -90,14 +90,6 @@ class _Chosen(NamedTuple):
     mask: Mask
 
 
-class _Part(NamedTuple):
-    """One blob column of one batch; its sizes are u32, one for all or one for each."""
-
-    blob: memoryview
-    sizes: bytes
-    record_count: int
-
-
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
     """All columns, or those asked for in that order. Raises ValueError for a name that there is not."""
     if columns is None:
@@ -258,7 +250,7 @@ def texts(values: Collection[str | None]) -> pa.Array:
 def _offsets(group: Sequence[Columns]) -> Ints:
     first, end = group[0].header.base_offset, group[-1].header.next_offset
     # Small batches are many, and numpy's calls are what they cost: one for all where that is possible.
-    if sum([one.header.record_count for one in group]) == end - first:
+    if sum(_counts(group)) == end - first:
         return np.arange(first, end, dtype=np.int64)
     return _joined(
         [
@@ -273,13 +265,13 @@ def _offsets(group: Sequence[Columns]) -> Ints:
 def _times(group: Sequence[Columns]) -> pa.Array:
     if all(one.timestamps.many <= 1 for one in group):
         values = np.array([one.timestamps.single for one in group], dtype=np.int64)
-        return _fixed(np.repeat(values, [one.header.record_count for one in group]), _TIME)
+        return _fixed(np.repeat(values, _counts(group)), _TIME)
     return _fixed(_joined([one.timestamps.expand() for one in group]), _TIME)
 
 
 def _expiries(group: Sequence[Columns]) -> pa.Array:
     if all(one.expiries.many == 0 for one in group):
-        return pa.nulls(sum(one.header.record_count for one in group), _TIME)
+        return pa.nulls(sum(_counts(group)), _TIME)
     values = _joined([one.expiries.expand() for one in group])
     known = pa.py_buffer(np.packbits(values != 0, bitorder="little"))
     return pa.Array.from_buffers(_TIME, len(values), [known, pa.py_buffer(values)])
@@ -296,20 +288,12 @@ def _bits(mask: int, shift: int, kind: Any, dtype: type) -> Callable[[Sequence[C
     return column
 
 
-def _blob(blob: memoryview, sizes: bytes, shared: bool, count: int) -> _Part:
-    # What all records share is stored once, and Arrow wants it once for each.
-    return _Part(memoryview(bytes(blob) * count) if shared else blob, sizes, count)
-
-
-def _sizes(parts: Sequence[_Part]) -> "npt.NDArray[Any]":
-    """The sizes of all entries, one behind the other."""
-    if all(len(part.sizes) == 4 for part in parts):
-        each = np.frombuffer(b"".join([part.sizes for part in parts]), dtype="<u4")
-        return np.repeat(each, [part.record_count for part in parts])
-    return np.frombuffer(
-        b"".join([part.sizes * part.record_count if len(part.sizes) == 4 else part.sizes for part in parts]),
-        dtype="<u4",
-    )
+def _sizes(sizes: Sequence[bytes], counts: Sequence[int]) -> "npt.NDArray[Any]":
+    """The sizes of all entries, one behind the other; of each batch they are u32, one for all or one for each."""
+    if all(len(one) == 4 for one in sizes):
+        return np.repeat(np.frombuffer(b"".join(sizes), dtype="<u4"), counts)
+    spread = [one * count if len(one) == 4 else one for one, count in zip(sizes, counts, strict=True)]
+    return np.frombuffer(b"".join(spread), dtype="<u4")
 
 
 def _ends(sizes: bytes, count: int) -> "npt.NDArray[np.int32]":
@@ -320,34 +304,44 @@ def _ends(sizes: bytes, count: int) -> "npt.NDArray[np.int32]":
     return np.cumsum(np.frombuffer(sizes, dtype="<u4"), dtype=np.int32)
 
 
-def _binary(parts: Sequence[_Part]) -> pa.Array:
-    """A column of bytes; of one part it lies where the part lies."""
-    blob = parts[0].blob if len(parts) == 1 else b"".join(part.blob for part in parts)
+def _binary(blobs: Sequence[memoryview | bytes], sizes: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
+    """A column of bytes; that of one batch lies where its blob lies."""
+    blob = blobs[0] if len(blobs) == 1 else b"".join(blobs)
     if len(blob) > _OFFSETS_MAX:
         raise Refused(f"a column of {len(blob)} bytes in one batch is more than Arrow's binary can hold: leave it out")
-    if len(parts) > 1:
-        ends = np.concatenate([_ZERO, np.cumsum(_sizes(parts), dtype=np.int32)])
+    if len(blobs) > 1:
+        ends = np.concatenate([_ZERO, np.cumsum(_sizes(sizes, counts), dtype=np.int32)])
     else:
-        ends = np.concatenate([_ZERO, _ends(parts[0].sizes, parts[0].record_count)])
+        ends = np.concatenate([_ZERO, _ends(sizes[0], counts[0])])
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(blob)])
 
 
+def _counts(group: Sequence[Columns]) -> list[int]:
+    return [one.header.record_count for one in group]
+
+
 def _keys(group: Sequence[Columns]) -> pa.Array:
-    return _binary([_blob(one.keys, one.key_sizes, one.key_shared, one.header.record_count) for one in group])
+    counts = _counts(group)
+    # What all records share is stored once, and Arrow wants it once for each.
+    blobs = [bytes(one.keys) * count if one.key_shared else one.keys for one, count in zip(group, counts, strict=True)]
+    return _binary(blobs, [one.key_sizes for one in group], counts)
 
 
 def _properties(group: Sequence[Columns]) -> pa.Array:
-    return _binary(
-        [_blob(one.properties, one.properties_sizes, one.properties_shared, one.header.record_count) for one in group]
-    )
+    counts = _counts(group)
+    blobs = [
+        bytes(one.properties) * count if one.properties_shared else one.properties
+        for one, count in zip(group, counts, strict=True)
+    ]
+    return _binary(blobs, [one.properties_sizes for one in group], counts)
 
 
 def _values(group: Sequence[Columns]) -> pa.Array:
-    return _binary([_blob(one.values, one.value_sizes, False, one.header.record_count) for one in group])
+    return _binary([one.values for one in group], [one.value_sizes for one in group], _counts(group))
 
 
 def _empty_lists(group: Sequence[Columns], kind: Any) -> pa.Array:
-    count = sum(one.header.record_count for one in group)
+    count = sum(_counts(group))
     ends = pa.py_buffer(np.zeros(count + 1, dtype=np.int32))
     return pa.Array.from_buffers(kind, count, [None, ends], children=[pa.nulls(0, kind.value_type)])
 
@@ -377,7 +371,7 @@ def _tag(group: Sequence[Columns]) -> pa.Array:
         by_set.append([known.setdefault(one.tag_texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets])
     if all(one.tags.many <= 1 for one in group):
         firsts = np.array([places[one.tags.single or 0] for one, places in zip(group, by_set, strict=True)], np.int32)
-        found = np.repeat(firsts, [one.header.record_count for one in group])
+        found = np.repeat(firsts, _counts(group))
     else:
         found = _joined(
             [
@@ -400,20 +394,15 @@ def _headers(group: Sequence[Columns]) -> pa.Array:
         ]
     )
     ends = np.concatenate([_ZERO, np.cumsum(counts, dtype=np.int32)])
-    names = _names([_sized(one.header_keys, one.header_key_sizes, "<u2") for one in group])
-    values = _binary([_sized(one.header_values, one.header_value_sizes, "<u4") for one in group])
+    name_sizes = [np.frombuffer(one.header_key_sizes, dtype="<u2").astype("<u4").tobytes() for one in group]
+    pairs_each = [len(one.header_value_sizes) // 4 for one in group]
+    names = _names(_binary([one.header_keys for one in group], name_sizes, pairs_each))
+    values = _binary([one.header_values for one in group], [one.header_value_sizes for one in group], pairs_each)
     pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER))
     return pa.ListArray.from_arrays(_fixed(ends, pa.int32()), pairs, type=_HEADERS)
 
 
-def _sized(blob: memoryview, sizes: bytes, dtype: str) -> _Part:
-    """A part whose sizes are always one for each."""
-    each = np.frombuffer(sizes, dtype=dtype)
-    return _Part(blob, each.astype("<u4").tobytes(), len(each))
-
-
-def _names(parts: Sequence[_Part]) -> pa.Array:
-    raw = _binary(parts)
+def _names(raw: pa.Array) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
