@@ -180,11 +180,12 @@ def _gathered(outputs: Iterator[pa.RecordBatch], output_bytes: int) -> Iterator[
     pending: list[pa.RecordBatch] = []
     size = 0
     for output in outputs:
-        if pending and size + output.nbytes > output_bytes:
+        weight = output.nbytes
+        if pending and size + weight > output_bytes:
             yield pa.concat_batches(pending)
             pending, size = [], 0
         pending.append(output)
-        size += output.nbytes
+        size += weight
     if pending:
         yield pa.concat_batches(pending)
 
