@@ -16,7 +16,7 @@ rows. Gaps hold no records and give none. Neighbours: format.py cuts the columns
     persistent, retain          bool
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,14 +88,6 @@ class Choice(NamedTuple):
 class _Chosen(NamedTuple):
     columns: Columns
     mask: Mask
-
-
-class _Part(NamedTuple):
-    """One blob column of one batch; its sizes are u32, one for all or one for each."""
-
-    blob: memoryview
-    sizes: bytes
-    record_count: int
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
@@ -188,11 +180,12 @@ def _gathered(outputs: Iterator[pa.RecordBatch], output_bytes: int) -> Iterator[
     pending: list[pa.RecordBatch] = []
     size = 0
     for output in outputs:
-        if pending and size + output.nbytes > output_bytes:
+        weight = output.nbytes
+        if pending and size + weight > output_bytes:
             yield pa.concat_batches(pending)
             pending, size = [], 0
         pending.append(output)
-        size += output.nbytes
+        size += weight
     if pending:
         yield pa.concat_batches(pending)
 
@@ -216,7 +209,7 @@ def _output(pending: Sequence[_Chosen], wanted: pa.Schema, start: int, end: int 
         output = output.slice(first, max(last - first, 0))
         mask = None if mask is None else mask[first:last]
     if mask is not None:
-        output = output.filter(pa.array(mask))
+        output = output.filter(_bools(mask))
     if output.num_rows:
         yield output
 
@@ -240,10 +233,25 @@ def _fixed(values: "npt.NDArray[Any]", kind: Any) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
+def _bools(values: "npt.NDArray[np.bool_]") -> pa.Array:
+    packed = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
+
+
+def texts(values: Collection[str | None]) -> pa.Array:
+    """As pa.array does it, which loads pandas where there is one, to see whether it was given some. That takes longer
+    than to read 64 MiB, and a worker of Spark's has 30,000 objects more for its collector to look at after each task.
+    """
+    stored = [b"" if value is None else value.encode() for value in values]
+    ends = pa.py_buffer(np.cumsum([0, *map(len, stored)], dtype=np.int32))
+    known = pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
+    return pa.Array.from_buffers(pa.string(), len(stored), [known, ends, pa.py_buffer(b"".join(stored))])
+
+
 def _offsets(group: Sequence[Columns]) -> Ints:
     first, end = group[0].header.base_offset, group[-1].header.next_offset
     # Small batches are many, and numpy's calls are what they cost: one for all where that is possible.
-    if sum([one.header.record_count for one in group]) == end - first:
+    if sum(_counts(group)) == end - first:
         return np.arange(first, end, dtype=np.int64)
     return _joined(
         [
@@ -258,15 +266,16 @@ def _offsets(group: Sequence[Columns]) -> Ints:
 def _times(group: Sequence[Columns]) -> pa.Array:
     if all(one.timestamps.many <= 1 for one in group):
         values = np.array([one.timestamps.single for one in group], dtype=np.int64)
-        return _fixed(np.repeat(values, [one.header.record_count for one in group]), _TIME)
+        return _fixed(np.repeat(values, _counts(group)), _TIME)
     return _fixed(_joined([one.timestamps.expand() for one in group]), _TIME)
 
 
 def _expiries(group: Sequence[Columns]) -> pa.Array:
     if all(one.expiries.many == 0 for one in group):
-        return pa.nulls(sum(one.header.record_count for one in group), _TIME)
+        return pa.nulls(sum(_counts(group)), _TIME)
     values = _joined([one.expiries.expand() for one in group])
-    return pa.array(values, type=_TIME, mask=values == 0)
+    known = pa.py_buffer(np.packbits(values != 0, bitorder="little"))
+    return pa.Array.from_buffers(_TIME, len(values), [known, pa.py_buffer(values)])
 
 
 def _bits(mask: int, shift: int, kind: Any, dtype: type) -> Callable[[Sequence[Columns]], pa.Array]:
@@ -275,25 +284,17 @@ def _bits(mask: int, shift: int, kind: Any, dtype: type) -> Callable[[Sequence[C
     def column(group: Sequence[Columns]) -> pa.Array:
         parts = [one.attributes.spread(((one.attributes.values & mask) >> shift).astype(dtype)) for one in group]
         values = _joined(parts)
-        return pa.array(values, type=kind) if dtype is np.bool_ else _fixed(values, kind)
+        return _bools(values) if dtype is np.bool_ else _fixed(values, kind)
 
     return column
 
 
-def _blob(blob: memoryview, sizes: bytes, shared: bool, count: int) -> _Part:
-    # What all records share is stored once, and Arrow wants it once for each.
-    return _Part(memoryview(bytes(blob) * count) if shared else blob, sizes, count)
-
-
-def _sizes(parts: Sequence[_Part]) -> "npt.NDArray[Any]":
-    """The sizes of all entries, one behind the other."""
-    if all(len(part.sizes) == 4 for part in parts):
-        each = np.frombuffer(b"".join([part.sizes for part in parts]), dtype="<u4")
-        return np.repeat(each, [part.record_count for part in parts])
-    return np.frombuffer(
-        b"".join([part.sizes * part.record_count if len(part.sizes) == 4 else part.sizes for part in parts]),
-        dtype="<u4",
-    )
+def _sizes(sizes: Sequence[bytes], counts: Sequence[int]) -> "npt.NDArray[Any]":
+    """The sizes of all entries, one behind the other; of each batch they are u32, one for all or one for each."""
+    if all(len(one) == 4 for one in sizes):
+        return np.repeat(np.frombuffer(b"".join(sizes), dtype="<u4"), counts)
+    spread = [one * count if len(one) == 4 else one for one, count in zip(sizes, counts, strict=True)]
+    return np.frombuffer(b"".join(spread), dtype="<u4")
 
 
 def _ends(sizes: bytes, count: int) -> "npt.NDArray[np.int32]":
@@ -304,53 +305,63 @@ def _ends(sizes: bytes, count: int) -> "npt.NDArray[np.int32]":
     return np.cumsum(np.frombuffer(sizes, dtype="<u4"), dtype=np.int32)
 
 
-def _binary(parts: Sequence[_Part]) -> pa.Array:
-    """A column of bytes; of one part it lies where the part lies."""
-    blob = parts[0].blob if len(parts) == 1 else b"".join(part.blob for part in parts)
+def _binary(blobs: Sequence[memoryview | bytes], sizes: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
+    """A column of bytes; that of one batch lies where its blob lies."""
+    blob = blobs[0] if len(blobs) == 1 else b"".join(blobs)
     if len(blob) > _OFFSETS_MAX:
         raise Refused(f"a column of {len(blob)} bytes in one batch is more than Arrow's binary can hold: leave it out")
-    if len(parts) > 1:
-        ends = np.concatenate([_ZERO, np.cumsum(_sizes(parts), dtype=np.int32)])
+    if len(blobs) > 1:
+        ends = np.concatenate([_ZERO, np.cumsum(_sizes(sizes, counts), dtype=np.int32)])
     else:
-        ends = np.concatenate([_ZERO, _ends(parts[0].sizes, parts[0].record_count)])
+        ends = np.concatenate([_ZERO, _ends(sizes[0], counts[0])])
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(blob)])
 
 
+def _counts(group: Sequence[Columns]) -> list[int]:
+    return [one.header.record_count for one in group]
+
+
 def _keys(group: Sequence[Columns]) -> pa.Array:
-    return _binary([_blob(one.keys, one.key_sizes, one.key_shared, one.header.record_count) for one in group])
+    counts = _counts(group)
+    # What all records share is stored once, and Arrow wants it once for each.
+    blobs = [bytes(one.keys) * count if one.key_shared else one.keys for one, count in zip(group, counts, strict=True)]
+    return _binary(blobs, [one.key_sizes for one in group], counts)
 
 
 def _properties(group: Sequence[Columns]) -> pa.Array:
-    return _binary(
-        [_blob(one.properties, one.properties_sizes, one.properties_shared, one.header.record_count) for one in group]
-    )
+    counts = _counts(group)
+    blobs = [
+        bytes(one.properties) * count if one.properties_shared else one.properties
+        for one, count in zip(group, counts, strict=True)
+    ]
+    return _binary(blobs, [one.properties_sizes for one in group], counts)
 
 
 def _values(group: Sequence[Columns]) -> pa.Array:
-    return _binary([_blob(one.values, one.value_sizes, False, one.header.record_count) for one in group])
+    return _binary([one.values for one in group], [one.value_sizes for one in group], _counts(group))
 
 
 def _empty_lists(group: Sequence[Columns], kind: Any) -> pa.Array:
-    count = sum(one.header.record_count for one in group)
+    count = sum(_counts(group))
     ends = pa.py_buffer(np.zeros(count + 1, dtype=np.int32))
-    return pa.Array.from_buffers(kind, count, [None, ends], children=[pa.array([], kind.value_type)])
+    return pa.Array.from_buffers(kind, count, [None, ends], children=[pa.nulls(0, kind.value_type)])
 
 
 def _tags(group: Sequence[Columns]) -> pa.Array:
     """The sets of all batches behind each other, then for each record the set it has."""
     if all(len(one.tag_sets) == 1 for one in group):
         return _empty_lists(group, _TAGS)
-    texts: list[str] = []
+    found: list[str] = []
     ends = [0]
     places = []
     for one in group:
         first = len(ends) - 1
         for tag_set in one.tag_sets:
-            texts += (one.tag_texts[tag] for tag in tag_set)
-            ends.append(len(texts))
+            found += (one.tag_texts[tag] for tag in tag_set)
+            ends.append(len(found))
         places.append(one.tags.expand() + first)
-    sets = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(texts, pa.string()))
-    return sets.take(pa.array(_joined(places)))
+    sets = pa.ListArray.from_arrays(_fixed(np.array(ends, dtype=np.int32), pa.int32()), texts(found))
+    return sets.take(_fixed(_joined(places), pa.int64()))
 
 
 def _tag(group: Sequence[Columns]) -> pa.Array:
@@ -358,11 +369,10 @@ def _tag(group: Sequence[Columns]) -> pa.Array:
     known: dict[str | None, int] = {None: 0}
     by_set = []
     for one in group:
-        texts = one.tag_texts
-        by_set.append([known.setdefault(texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets])
+        by_set.append([known.setdefault(one.tag_texts[tags[0]] if tags else None, len(known)) for tags in one.tag_sets])
     if all(one.tags.many <= 1 for one in group):
         firsts = np.array([places[one.tags.single or 0] for one, places in zip(group, by_set, strict=True)], np.int32)
-        found = np.repeat(firsts, [one.header.record_count for one in group])
+        found = np.repeat(firsts, _counts(group))
     else:
         found = _joined(
             [
@@ -370,7 +380,7 @@ def _tag(group: Sequence[Columns]) -> pa.Array:
                 for one, places in zip(group, by_set, strict=True)
             ]
         )
-    return pa.array(known, pa.string()).take(_fixed(found, pa.int32()))
+    return texts(known).take(_fixed(found, pa.int32()))
 
 
 def _headers(group: Sequence[Columns]) -> pa.Array:
@@ -385,24 +395,19 @@ def _headers(group: Sequence[Columns]) -> pa.Array:
         ]
     )
     ends = np.concatenate([_ZERO, np.cumsum(counts, dtype=np.int32)])
-    names = _names([_sized(one.header_keys, one.header_key_sizes, "<u2") for one in group])
-    values = _binary([_sized(one.header_values, one.header_value_sizes, "<u4") for one in group])
+    name_sizes = [np.frombuffer(one.header_key_sizes, dtype="<u2").astype("<u4").tobytes() for one in group]
+    pairs_each = [len(one.header_value_sizes) // 4 for one in group]
+    names = _names(_binary([one.header_keys for one in group], name_sizes, pairs_each))
+    values = _binary([one.header_values for one in group], [one.header_value_sizes for one in group], pairs_each)
     pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADER))
-    return pa.ListArray.from_arrays(pa.array(ends), pairs, type=_HEADERS)
+    return pa.ListArray.from_arrays(_fixed(ends, pa.int32()), pairs, type=_HEADERS)
 
 
-def _sized(blob: memoryview, sizes: bytes, dtype: str) -> _Part:
-    """A part whose sizes are always one for each."""
-    each = np.frombuffer(sizes, dtype=dtype)
-    return _Part(blob, each.astype("<u4").tobytes(), len(each))
-
-
-def _names(parts: Sequence[_Part]) -> pa.Array:
-    raw = _binary(parts)
+def _names(raw: pa.Array) -> pa.Array:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([name.decode(errors="replace") for name in raw.to_pylist()], pa.string())
+        return texts([name.decode(errors="replace") for name in raw.to_pylist()])
 
 
 _COLUMNS: dict[str, Callable[[Sequence[Columns]], pa.Array]] = {

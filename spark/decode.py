@@ -297,8 +297,7 @@ def _number(count: int, value: int) -> pa.Array:
 
 
 def _protocol(_task: Task, output: pa.RecordBatch) -> pa.Array:
-    # Made here: pyarrow loads pandas for the first array of Python's own, and planning a query would pay for that.
-    return pa.array(_PROTOCOLS, pa.string()).take(output.column("protocol"))
+    return arrow.texts(_PROTOCOLS).take(output.column("protocol"))
 
 
 def _routing_key(_task: Task, output: pa.RecordBatch) -> pa.Array:
@@ -310,7 +309,7 @@ def _routing_key(_task: Task, output: pa.RecordBatch) -> pa.Array:
     try:
         texts = keys.cast(pa.string())
     except pa.ArrowInvalid:
-        texts = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+        texts = arrow.texts([key.decode("utf-8", "replace") for key in keys.to_pylist()])
     return pc.if_else(known, texts, pa.scalar(None, pa.string()))
 
 
@@ -348,7 +347,9 @@ def _headers(_task: Task, output: pa.RecordBatch) -> pa.Array:
     """A publisher's headers stand where its protocol has them; beside those of AMQP and MQTT the log keeps notes of the
     broker, of which consumers are told those whose names begin with x-."""
     neutral = output.column("headers")
-    if (output.column("protocol").to_numpy() == Protocol.NEUTRAL).all():
+    protocols = output.column("protocol")
+    # Where they lie: to_numpy would load pandas.
+    if (np.frombuffer(protocols.buffers()[1], np.int8, len(protocols), protocols.offset) == Protocol.NEUTRAL).all():
         return neutral
     rows: list[list[dict[str, Any]]] = []
     for (protocol, data), notes in zip(_with_protocols(output), neutral.to_pylist(), strict=True):

@@ -21,6 +21,7 @@ from headrace.spark.options import columns as columns_option
 from headrace.spark.plan import Task, plan
 from headrace.spark.source_edges import batch_ranges
 from headrace.spark.source_filters import Bounds, bounds
+from headrace.spark.worker import keep_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +46,7 @@ class HeadraceSource(DataSource):  # type: ignore[misc]
             return spark_schema(self.options)
         # Whether it will be read as a batch or as a stream is not known here: each of them looks at the rest.
         check_names(self.options)
+        keep_modules()
         wants_headers = self.options.get("includeHeaders", "false").strip().lower() == "true"
         return columns.spark_schema(columns.chosen(columns_option(self.options), include_headers=wants_headers))
 
@@ -100,6 +102,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[InputPartition]:
         options = self._options
         access = opened(options.where)
+        keep_modules()
         ranges, ids = batch_ranges(access, options)
         wanted = self._bounds.within(ranges)
         if self._bounds.since_us is not None:
@@ -113,6 +116,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         # Where it is planned nobody decodes.
         from headrace.spark import decode
 
+        keep_modules("pyarrow.compute")
         return decode.read(
             partition.task,
             columns=self._columns,

@@ -38,6 +38,7 @@ from headrace.spark.source_edges import Range, initial_offsets, subscribed
 from headrace.spark.stream_broker import StreamBroker
 from headrace.spark.stream_limits import by_bytes, by_rows
 from headrace.spark.stream_offsets import Offsets, TopicOffsets
+from headrace.spark.worker import keep_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -260,6 +261,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # Where it is planned nobody decodes.
         from headrace.spark import decode
 
+        keep_modules("pyarrow.compute")
         return decode.read(
             partition.task,
             columns=self._columns,

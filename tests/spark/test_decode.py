@@ -22,7 +22,7 @@ from headrace.spark.decode import read
 from headrace.spark.fields import FIELDS, KAFKA_COLUMNS, schema
 from headrace.spark.plan import Task, plan
 
-from .directories import Written
+from .directories import Written, commit
 
 
 def tasks_of(written: Written, topic: str = "t", partition: int = 0, **how: Any) -> list[Task]:
@@ -261,13 +261,36 @@ def test_properties_and_keys_of_the_protocols_are_columns(written: Written) -> N
     assert [pair["value"] for pair in two["headers"]] == [b"1", b"2"]
 
 
-def test_reading_needs_neither_trio_nor_pyspark(written: Written) -> None:
+def test_headers_of_a_task_that_begins_within_a_batch_are_those_of_its_own_records(written: Written) -> None:
     (log,) = written.topic()
-    written.fill(log, 2)
+    sent = amqp.encode(amqp.Properties(headers_bytes=encode_table({"a": "text"})))
+    log.append_columns(
+        [b"k"] * 2,
+        [b"", sent],
+        [b"1", b"2"],
+        timestamps=[1, 2],
+        expiries=[0, 0],
+        attributes=[Protocol.NEUTRAL, Protocol.AMQP],
+        origins=[0, 0],
+        tags=[(), ()],
+    )
+    commit(log)
+    log.note_watermark()
+    (task,) = tasks_of(written)
+    (row,) = rows([replace(task, start=1)], columns=("value", "headers"))
+    assert row == {"value": b"2", "headers": [{"key": "a", "value": b"text"}]}
+
+
+def test_reading_needs_neither_trio_nor_pyspark_nor_pandas(written: Written) -> None:
+    (log,) = written.topic()
+    written.fill(log, 2, tags=("eu",))
+    columns = ["value", "headers", "tag", "tags", "protocol", "persistent", "expiry", "timestamp"]
     program = (
         "import sys, headrace\n"
         "assert 'pyarrow' not in sys.modules\n"
         f"assert headrace.read('t', path={written.path!r}).read_all().num_rows == 20\n"
-        "assert not {'trio', 'pyspark', 'headrace.gateways'} & set(sys.modules)\n"
+        f"some = headrace.read('t', path={written.path!r}, columns={columns}, tags='eu', start=5)\n"
+        "assert some.read_all().num_rows == 15\n"
+        "assert not {'trio', 'pyspark', 'pandas', 'headrace.gateways'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -4,11 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace.spark.java import NoJava, Origin, find_java, java_version, write_shim
-from headrace.spark.session import prepare
+from headrace.spark.session import SOCKET_SWITCH, prepare
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def fake(home: Path, version: str) -> Path:
@@ -95,3 +99,17 @@ def test_python_that_was_chosen_stays(tmp_path: Path) -> None:
     environ = {"JAVA_HOME": str(fake(tmp_path / "java", "17.0.9")), "PYSPARK_PYTHON": "python3.11"}
     prepare(environ)
     assert environ["PYSPARK_PYTHON"] == "python3.11"
+
+
+def test_arrow_need_not_check_what_spark_has_checked_unless_somebody_said_so(tmp_path: Path) -> None:
+    environ = {"JAVA_HOME": str(fake(tmp_path / "java", "17.0.9")), "ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "false"}
+    prepare(environ)
+    assert environ["ARROW_ENABLE_UNSAFE_MEMORY_ACCESS"] == "false"
+    assert environ["ARROW_ENABLE_NULL_CHECK_FOR_GET"] == "false"
+
+
+def test_session_hands_over_rows_unchecked_and_over_unix_sockets(spark: "SparkSession") -> None:
+    arrow = spark.sparkContext._jvm.org.apache.arrow
+    assert arrow.memory.BoundsChecking.BOUNDS_CHECKING_ENABLED is False
+    assert arrow.vector.NullCheckingForGet.NULL_CHECKING_ENABLED is False
+    assert spark.conf.get(SOCKET_SWITCH) == "true"

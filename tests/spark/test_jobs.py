@@ -36,6 +36,7 @@ def broker() -> Iterator[EmbeddedBroker]:
             http.post("/api/v1/topics", json={"name": "orders", "partitions": 2}).raise_for_status()
             http.post("/api/v1/topics", json={"name": "again", "partitions": 1}).raise_for_status()
             http.post("/api/v1/topics", json={"name": "grows", "partitions": 1}).raise_for_status()
+            http.post("/api/v1/topics", json={"name": "lake", "partitions": 1}).raise_for_status()
             messages = [
                 {
                     "value": f"order {n}",
@@ -195,6 +196,27 @@ def test_join_that_was_interrupted_is_finished(tmp_path: Path, spark: "SparkSess
     writer.recover()
     writer.recover()
     assert [one.name for one in folder.iterdir()] == [place.name]
+
+
+def test_delta_has_each_record_once_over_a_crash(
+    spark: "SparkSession", where: dict[str, str], http: httpx.Client, tmp_path: Path
+) -> None:
+    pytest.importorskip("deltalake")
+    out = tmp_path / "lake"
+
+    def run(count: int) -> list[tuple[int, bytes]]:
+        messages = [{"value": f"{n}", "key": "k"} for n in range(count)]
+        http.post("/api/v1/topics/lake/messages", json=messages).raise_for_status()
+        rows = archive(spark, where, ["lake"], str(out), format="delta", offsets_per_batch=25)
+        return sorted((row.offset, bytes(row.value)) for row in rows.collect())
+
+    assert run(60) == [(offset, b"%d" % offset) for offset in range(60)]
+    # A driver that died before Spark noted the last batch, which stands in the table: it is run again.
+    commits = out / "_checkpoint" / "commits"
+    last = max(int(one.name) for one in commits.iterdir() if one.name.isdigit())
+    for one in commits.glob(f"*{last}*"):
+        one.unlink()
+    assert run(30) == [(offset, b"%d" % (offset % 60)) for offset in range(90)]
 
 
 def test_delta_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
