@@ -6,7 +6,7 @@
 
 Nobody needs it: any session of Spark finds the source. It spares people the two mistakes that cost the first hour, a
 Java that is not there and workers on another Python, and turns on what Spark has off: filters that reach the source,
-and less work for each row that comes from Python (bench/spark.py: 100 B values cost a fifth less with the two of them).
+and less work for each row that comes from Python (docs/spark.md: 100 B values cost a fifth less with the two of them).
 """
 
 import os
