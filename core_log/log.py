@@ -325,6 +325,11 @@ class PartitionLog:
         return tuple(self._segments)
 
     @property
+    def active_segment(self) -> Segment | None:
+        """The one that is written to."""
+        return self._segments[-1] if self._segments else None
+
+    @property
     def sealed_segments(self) -> list[Segment]:
         """Segments that the checkpoint on the disk has left behind: recovery reads none of their bytes."""
         if not self._syncing:

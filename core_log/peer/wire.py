@@ -38,6 +38,8 @@ class SocketWire:
     def __init__(self, sock: socket.socket) -> None:
         """The socket must not block."""
         self.socket = sock
+        # The last read took all that there was: it is waited for more before it is asked for.
+        self._is_drained = False
 
     async def send(self, parts: list[bytes | memoryview]) -> None:
         if sum(map(len, parts)) <= JOIN_BYTES:
@@ -76,9 +78,14 @@ class SocketWire:
 
     async def receive_some(self) -> bytes:
         sock = self.socket
+        if self._is_drained:
+            await _wait(trio.lowlevel.wait_readable, sock)
         while True:
             try:
-                return sock.recv(READ_BYTES)
+                data = sock.recv(READ_BYTES)
+                # What a TLS socket has unpacked already makes no descriptor readable.
+                self._is_drained = len(data) < READ_BYTES and not isinstance(sock, ssl.SSLSocket)
+                return data
             except (BlockingIOError, ssl.SSLWantReadError):
                 await _wait(trio.lowlevel.wait_readable, sock)
             except ssl.SSLWantWriteError:

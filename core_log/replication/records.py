@@ -24,12 +24,24 @@ def next_records(
         return None
     if log.config.cleanup == "compact" and offset < log.segments[-1].base_offset:
         return _encoded_anew(log, offset, bytes_max)
+    piece = _rest(log, offset, bytes_max, behind)
+    if piece is not None:
+        return piece, piece.next_offset
     piece = log.read_raw(offset, bytes_max=bytes_max, end=int(log.written_end), behind=behind)
     assert piece is not None, "the follower is behind"
     if piece.first_offset != offset:
         # It was compacted once.
         return _encoded_anew(log, offset, bytes_max)
     return piece, piece.next_offset
+
+
+def _rest(log: PartitionLog, offset: int, bytes_max: int, behind: RawSlice | None) -> RawSlice | None:
+    """All that was written behind a slice of the segment that is written to, so that no header has to be read."""
+    if behind is None or behind.next_offset != offset or behind.segment is not log.active_segment:
+        return None
+    position = behind.position + behind.length
+    length = behind.segment.end_position - position
+    return RawSlice(behind.segment, position, length, offset, int(log.written_end)) if length <= bytes_max else None
 
 
 def _encoded_anew(log: PartitionLog, offset: int, bytes_max: int) -> tuple[bytes, int]:

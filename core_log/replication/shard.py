@@ -260,7 +260,7 @@ class ShardReplica:
             self._sessions_end()
         self._advance(None)
         for session in self._sessions.values():
-            session.wake()
+            session.look()
         self._role_moved.set()
 
     def _sessions_end(self) -> None:

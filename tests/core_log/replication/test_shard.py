@@ -19,6 +19,7 @@ from headrace.core_log.replication import shard as shard_module
 from headrace.core_log.replication.assignment import Ballot, Stint
 from headrace.core_log.replication.leader import INLINE_BYTES
 from headrace.core_log.replication.status import Role
+from headrace.core_log.storage.contract import File
 from headrace.core_log.storage.disk import DiskStorage
 from headrace.core_log.storage.memory import MemoryStorage
 
@@ -498,6 +499,25 @@ async def test_d7_a_leader_whose_disk_gives_back_an_error_ends_and_its_node_does
         await until(lambda: ended)
         assert "cannot be read" in str(ended[0]) and path in str(ended[0])
         assert three.log(2, stream).written_end == 0
+
+
+async def test_d7_a_leader_whose_file_ends_before_what_it_wrote_a_moment_ago_ends() -> None:
+    ended: list[CorruptLog] = []
+    async with cluster(ended=ended) as three:
+        await three.found()
+        stream = await three.create()
+        await three.write(stream, b"1").wait()
+        await three.write(stream, b"2").wait()
+        file = three.log(0, stream).segments[0].file
+        read = type(file).read
+
+        def ends(self: File, position: int, length: int) -> bytes:
+            return read(self, position, length)[: -1 if self is file else None]
+
+        with patch.object(type(file), "read", ends):
+            three.write(stream, b"3")
+            await until(lambda: ended)
+        assert "ends before byte" in str(ended[0])
 
 
 async def test_d7_a_slice_that_cannot_be_sent_is_looked_at_and_is_damage() -> None:
