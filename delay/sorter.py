@@ -34,18 +34,18 @@ LOOK_S = 0.2
 FULL_DISK_PAUSE_S = 1.0
 # While records are parked, passes begin when so many times as much waits as is sorted when it is quiet: of a burst what
 # is sorted meanwhile takes half of the disk and of the processor from accepting the rest (bench/delay.py).
-BUSY = 16
+BUSY = 128
 # With so many times as much waiting, the sorter is behind: it then works so long before others get a turn,
 # and they wait for it, as publishers wait for a slow disk.
-BEHIND = 48
+BEHIND = 192
 # The same of small records: each takes 8 bytes of memory while it waits, and a start reads it.
-BUSY_COUNT = 1_000_000
-BEHIND_COUNT = 2_500_000
+BUSY_COUNT = 10_000_000
+BEHIND_COUNT = 12_000_000
 TURN_S = 0.003
 # So many passes are written while an earlier one waits for the disk.
-UNDER_WAY_MAX = 3
+UNDER_WAY_MAX = 2
 # Memory is given back after so many passes, or when no other is under way: the next takes it again, page by page.
-TRIM_PASSES = 4
+TRIM_PASSES = 2
 # So many records, of about so many bytes, are written as one batch: to fire one record a whole batch is read.
 BATCH_COUNT_MAX = 1024
 BATCH_BYTES = 128 * 1024
