@@ -124,7 +124,7 @@ async def test_any_node_tells_how_far_a_replica_is_that_catches_up(tmp_path: Pat
         assert left[0] > left[1]
 
 
-async def test_e7_a_forced_election_is_in_the_audit_once(tmp_path: Path) -> None:
+async def test_e7_a_forced_election_is_in_the_audit_once_and_readers_of_a_topic_are_told_where(tmp_path: Path) -> None:
     async with whole_cluster(tmp_path) as three:
         await orders_on(three)
         forced = three.other()
@@ -142,6 +142,15 @@ async def test_e7_a_forced_election_is_in_the_audit_once(tmp_path: Path) -> None
         while not (found := await events()):
             await trio.sleep(0.02)
         assert found == [{"shard": 0, "node": forced.number, "epoch": epoch}]
+        await publish(forced, "ristretto")
+        _status, page = await three.up()[0].ask("GET", f"{ORDERS}/partitions/0/messages?offset=1")
+        following = 2 + log_of(forced).config.offsets_reserved
+        assert page["gaps"] == [{"offset": 2, "next_offset": following, "reason": "unclean_election"}]
+        assert [one["offset"] for one in page["messages"]] == [1, following]
+        # Whose cursor lies where records may have been is told too.
+        _status, page = await three.up()[0].ask("GET", f"{ORDERS}/partitions/0/messages?offset=100")
+        assert page["gaps"] == [{"offset": 100, "next_offset": following, "reason": "unclean_election"}]
+        assert [one["value"] for one in page["messages"]] == ["ristretto"]
         # The next leader does not tell it again.
         await three.kill(forced.number)
         await until(lambda: three.is_served(0))
