@@ -164,7 +164,7 @@ class LogDirectory:
         """In any thread."""
         storage = self.env.storage
         spec = self._replicated(spec)
-        if spec.config.replica_count > 1 and spec.born is msgspec.UNSET:
+        if spec.config.replica_count > 1 and not spec.born:
             spec = msgspec.structs.replace(spec, born=(self._shared.epoch,) * spec.partition_count)
         partitions = self._create_partitions(spec, 0)
         # The spec comes last: a folder without one does not count as a stream.
@@ -186,9 +186,7 @@ class LogDirectory:
             for partition in range(first, spec.partition_count)
         ]
 
-    async def grow_stream(
-        self, stream: Stream, partition_count: int, *, born: tuple[int, ...] | msgspec.UnsetType | None = None
-    ) -> None:
+    async def grow_stream(self, stream: Stream, partition_count: int, *, born: tuple[int, ...] | None = None) -> None:
         """Add partitions; those that exist stay as they are. `born`: as the leader's spec has it, if there is one."""
         if partition_count < stream.spec.partition_count:
             raise Refused(
@@ -208,9 +206,9 @@ class LogDirectory:
         stream.partitions += await self.env.worker.run(grow)
         self.version += 1
 
-    def _born(self, spec: StreamSpec, partition_count: int) -> tuple[int, ...] | msgspec.UnsetType:
+    def _born(self, spec: StreamSpec, partition_count: int) -> tuple[int, ...]:
         if spec.config.replica_count == 1:
-            return spec.born
+            return ()
         before = tuple(spec.born_in(partition) for partition in range(spec.partition_count))
         return (*before, *(self._shared.epoch,) * (partition_count - spec.partition_count))
 

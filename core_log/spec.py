@@ -35,12 +35,11 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: LogConfig = LogConfig()
     format: int = FORMAT
     # Of a replicated stream: the epoch in which each partition was created.
-    born: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    born: tuple[int, ...] = ()
 
     def born_in(self, partition: int) -> int:
         """0: not known, since an earlier release created it."""
-        known = () if self.born is msgspec.UNSET else self.born
-        return known[partition] if partition < len(known) else 0
+        return self.born[partition] if partition < len(self.born) else 0
 
 
 def folder_of(stream_id: UUID, partition: int | None = None) -> str:

@@ -200,8 +200,8 @@ class Following:
         found = directory.streams.get(spec.id)
         if found is None:
             self._shard.deletions.forget([spec.id])
-            # In which epoch, its leader knows.
-            born = () if spec.born is msgspec.UNSET else spec.born
+            # Its leader knows since when it is there, or nobody does.
+            born = spec.born or (0,) * spec.partition_count
             await self._shard.env.worker.run(lambda: directory.create_now(msgspec.structs.replace(spec, born=born)))
             return
         here = found.spec
