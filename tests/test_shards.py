@@ -1,16 +1,20 @@
 """Whole nodes and their shards: a replica that is damaged begins anew, and everything else goes on."""
 
 import logging
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pika
 import pytest
 import trio
 
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.replication.shard import ShardReplica
-from tests.whole_cluster import WholeCluster, WholeNode, until, whole_cluster
+from headrace.kinds import Address
+from tests.whole_cluster import QUICK, WholeCluster, WholeNode, until, whole_cluster
 
 ORDERS = "/api/v1/topics/orders"
 
@@ -155,3 +159,49 @@ async def test_e7_a_forced_election_is_in_the_audit_once_and_readers_of_a_topic_
         await three.kill(forced.number)
         await until(lambda: three.is_served(0))
         assert await events() == found
+
+
+def _published(address: Address, first: int, count: int) -> None:
+    with closing(pika.BlockingConnection(pika.ConnectionParameters(address.host, address.port))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("jobs", durable=True)
+        for number in range(first, first + count):
+            channel.basic_publish("", "jobs", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+
+
+def _consumed(address: Address, until_body: bytes) -> list[bytes]:
+    found = []
+    with closing(pika.BlockingConnection(pika.ConnectionParameters(address.host, address.port))) as connection:
+        channel = connection.channel()
+        for method, _properties, body in channel.consume("jobs", inactivity_timeout=30):
+            assert method is not None, f"nothing came behind {found}"
+            found.append(body)
+            channel.basic_ack(method.delivery_tag)
+            if body == until_body:
+                break
+    return found
+
+
+async def test_e7_a_queue_goes_on_behind_what_an_election_by_force_lost(tmp_path: Path) -> None:
+    async with whole_cluster(tmp_path, timing=replace(QUICK, min_isr=1)) as three:
+        await three.start(1, 2, 3)
+        leader = three.leader()
+        _status, told = await leader.ask("GET", "/api/v1/cluster")
+        behind = next(node for node in three.up() if node is not leader and node.number != told["controller"])
+        await trio.to_thread.run_sync(_published, leader.doors["amqp"], 0, 5)
+        await until(lambda: three.in_sync(0) == {1, 2, 3})
+        await three.kill(behind.number)
+        await trio.to_thread.run_sync(_published, leader.doors["amqp"], 5, 5)
+        for node in three.up():
+            await three.kill(node.number)
+        await three.begin(behind.number)
+        behind = three.nodes[behind.number]
+        body = {"node": behind.number, "lose": True}
+        while (await behind.ask("POST", "/api/v1/cluster/shards/0/force", body))[0] not in (200, 202):
+            await trio.sleep(0.1)
+        await until(lambda: behind.shards.here("/") is not None)
+        await trio.to_thread.run_sync(_published, behind.doors["amqp"], 10, 3)
+        found = await trio.to_thread.run_sync(_consumed, behind.doors["amqp"], b"12")
+        # What was lost is not delivered, and nothing else in its place.
+        assert found == [b"%d" % number for number in (0, 1, 2, 3, 4, 10, 11, 12)]
