@@ -388,6 +388,7 @@ class Brain:
             isr=(member.copy,),
             eligible=(),
             version=version,
+            forced_epoch=epoch,
         )
         self._note(
             f"shard {number}: by order of an operator node {node} leads epoch {epoch}; what was confirmed and it does "

@@ -164,6 +164,8 @@ class LogDirectory:
         """In any thread."""
         storage = self.env.storage
         spec = self._replicated(spec)
+        if spec.config.replica_count > 1 and not spec.born:
+            spec = msgspec.structs.replace(spec, born=(self._shared.epoch,) * spec.partition_count)
         partitions = self._create_partitions(spec, 0)
         # The spec comes last: a folder without one does not count as a stream.
         storage.sync_dir(folder_of(spec.id))
@@ -184,8 +186,8 @@ class LogDirectory:
             for partition in range(first, spec.partition_count)
         ]
 
-    async def grow_stream(self, stream: Stream, partition_count: int) -> None:
-        """Add partitions; those that exist stay as they are."""
+    async def grow_stream(self, stream: Stream, partition_count: int, *, born: tuple[int, ...] | None = None) -> None:
+        """Add partitions; those that exist stay as they are. `born`: as the leader's spec has it, if there is one."""
         if partition_count < stream.spec.partition_count:
             raise Refused(
                 f"stream {stream.spec.name!r} has {stream.spec.partition_count} partitions and cannot shrink "
@@ -194,7 +196,8 @@ class LogDirectory:
 
         def grow() -> list[PartitionLog]:
             with self._editing:
-                spec = msgspec.structs.replace(stream.spec, partition_count=partition_count)
+                told = self._born(stream.spec, partition_count) if born is None else born
+                spec = msgspec.structs.replace(stream.spec, partition_count=partition_count, born=told)
                 added = self._create_partitions(spec, stream.spec.partition_count)
                 self.env.storage.sync_dir(folder_of(spec.id))
                 self._save(stream, spec)
@@ -202,6 +205,12 @@ class LogDirectory:
 
         stream.partitions += await self.env.worker.run(grow)
         self.version += 1
+
+    def _born(self, spec: StreamSpec, partition_count: int) -> tuple[int, ...]:
+        if spec.config.replica_count == 1:
+            return ()
+        before = tuple(spec.born_in(partition) for partition in range(spec.partition_count))
+        return (*before, *(self._shared.epoch,) * (partition_count - spec.partition_count))
 
     async def configure_stream(self, stream: Stream, config: LogConfig) -> None:
         """Other settings from now on; what is written stays as it was written."""

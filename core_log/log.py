@@ -401,7 +401,7 @@ class PartitionLog:
             self.epoch += 1
             self._ceiling = ceiling
             if ceiling > end:
-                self._write_gap(ceiling)
+                self._write_gap(ceiling, Gap.UNCLEAN_START)
             self._set_end(max(end, ceiling))
         self._ceiling = self.written_end
         for segment in self._dirty.values():
@@ -545,11 +545,11 @@ class PartitionLog:
         del self._segments[first:]
         self.shared.storage.sync_dir(self.folder)
 
-    def _write_gap(self, next_offset: int) -> None:
+    def _write_gap(self, next_offset: int, reason: Gap) -> None:
         """Offsets from the end up to here were promised and may have been seen: they are never issued again."""
         while self.written_end < next_offset:
             upto = min(next_offset, self.written_end + 0xFFFF_FFFF)
-            self._open = gap_batch(self.written_end, upto, self.epoch, Gap.UNCLEAN_START)
+            self._open = gap_batch(self.written_end, upto, self.epoch, reason)
             self.seal()
 
     # -- appending ----------------------------------------------------------------------------------------------
@@ -913,6 +913,18 @@ class PartitionLog:
         assert epoch > latest.epoch or (epoch, leader_id) == latest[:2], "epochs only rise"
         self.seal()
         self.epoch, self.leader_id = epoch, leader_id
+        self._follows = False
+
+    def pass_over_lost(self, next_offset: int) -> None:
+        """This replica leads by force, and leaders before it may have given out offsets beyond the end: the first thing
+        that it writes says so, and those below this one are not given out again (E7). DiskFull: to be tried again."""
+        try:
+            self._write_gap(next_offset, Gap.UNCLEAN_ELECTION)
+        except DiskFull:
+            self._open = None
+            raise
+        # What is in memory reaches to the end, or there is nothing.
+        self._tail.clear()
         self._follows = False
 
     def begin_epoch(self, epoch: int, leader_id: int) -> None:

@@ -54,6 +54,12 @@ class Gap(IntEnum):
     UNCLEAN_START = 1
     COMPACTED = 2
     REPAIRED = 3
+    # Somebody let a node lead that may lack what was confirmed (E7): whatever was here is lost, however much that was.
+    UNCLEAN_ELECTION = 4
+
+
+# Offsets that hold nothing here, and may have held something elsewhere: no record is missing from this log.
+SKIPPED = frozenset({Gap.UNCLEAN_START, Gap.UNCLEAN_ELECTION})
 
 
 class Producer(NamedTuple):

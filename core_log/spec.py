@@ -34,6 +34,12 @@ class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
     created_us: int = 0
     config: LogConfig = LogConfig()
     format: int = FORMAT
+    # Of a replicated stream: the epoch in which each partition was created.
+    born: tuple[int, ...] = ()
+
+    def born_in(self, partition: int) -> int:
+        """0: not known, since an earlier release created it."""
+        return self.born[partition] if partition < len(self.born) else 0
 
 
 def folder_of(stream_id: UUID, partition: int | None = None) -> str:

@@ -134,6 +134,11 @@ def _check_holes(task: Task, header: BatchHeader) -> None:
         return
     low, high = max(header.base_offset, task.start), min(header.next_offset, task.end)
     what = f"{low} to {high - 1} of partition {task.partition} of '{task.topic}'"
+    if header.flags & FLAG_GAP and header.gap == Gap.UNCLEAN_ELECTION:
+        raise DataLoss(
+            f"an election by force (unclean_election) in epoch {header.leader_epoch} lost whatever was confirmed among "
+            f"offsets {what}"
+        )
     raise DataLoss(f"records are gone among offsets {what}: {Gap(header.gap).name.lower() if header.gap else 'holes'}")
 
 

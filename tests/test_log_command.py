@@ -192,6 +192,21 @@ def test_dump_shows_a_gap_and_why(tmp_path: Path, single: PartitionLog) -> None:
     assert lines("dump", tmp_path, "--batches")[-1]["gap"] == "unclean_start"
 
 
+def test_e7_dump_shows_where_an_election_by_force_lost_records_and_verify_finds_nothing_wrong(
+    tmp_path: Path, single: PartitionLog
+) -> None:
+    single.begin_stint(7, 3)
+    end = int(single.end)
+    single.pass_over_lost(end + 1000)
+    commit(single)
+    single.note_watermark()
+    gap = lines("dump", tmp_path)[-1]
+    assert (gap["offset"], gap["next_offset"], gap["gap"]) == (end, end + 1000, "unclean_election")
+    header = lines("dump", tmp_path, "--batches")[-1]
+    assert (header["offset"], header["epoch"], header["gap"]) == (end, 7, "unclean_election")
+    assert run("verify", tmp_path).exit_code == 0
+
+
 def test_dump_tells_damage_on_stderr_and_goes_on(tmp_path: Path, filled: LogDirectory) -> None:
     log = next(one for one in filled.streams.values() if one.spec.kind == "topic").partitions[0]
     position, header = list(log.segments[0].headers())[1]

@@ -1,16 +1,20 @@
 """Whole nodes and their shards: a replica that is damaged begins anew, and everything else goes on."""
 
 import logging
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pika
 import pytest
 import trio
 
 from headrace.core_log.log import PartitionLog
 from headrace.core_log.replication.shard import ShardReplica
-from tests.whole_cluster import WholeCluster, WholeNode, until, whole_cluster
+from headrace.kinds import Address
+from tests.whole_cluster import QUICK, WholeCluster, WholeNode, until, whole_cluster
 
 ORDERS = "/api/v1/topics/orders"
 
@@ -124,7 +128,7 @@ async def test_any_node_tells_how_far_a_replica_is_that_catches_up(tmp_path: Pat
         assert left[0] > left[1]
 
 
-async def test_e7_a_forced_election_is_in_the_audit_once(tmp_path: Path) -> None:
+async def test_e7_a_forced_election_is_in_the_audit_once_and_readers_of_a_topic_are_told_where(tmp_path: Path) -> None:
     async with whole_cluster(tmp_path) as three:
         await orders_on(three)
         forced = three.other()
@@ -142,7 +146,62 @@ async def test_e7_a_forced_election_is_in_the_audit_once(tmp_path: Path) -> None
         while not (found := await events()):
             await trio.sleep(0.02)
         assert found == [{"shard": 0, "node": forced.number, "epoch": epoch}]
+        await publish(forced, "ristretto")
+        _status, page = await three.up()[0].ask("GET", f"{ORDERS}/partitions/0/messages?offset=1")
+        following = 2 + log_of(forced).config.offsets_reserved
+        assert page["gaps"] == [{"offset": 2, "next_offset": following, "reason": "unclean_election"}]
+        assert [one["offset"] for one in page["messages"]] == [1, following]
+        # Whose cursor lies where records may have been is told too.
+        _status, page = await three.up()[0].ask("GET", f"{ORDERS}/partitions/0/messages?offset=100")
+        assert page["gaps"] == [{"offset": 100, "next_offset": following, "reason": "unclean_election"}]
+        assert [one["value"] for one in page["messages"]] == ["ristretto"]
         # The next leader does not tell it again.
         await three.kill(forced.number)
         await until(lambda: three.is_served(0))
         assert await events() == found
+
+
+def _published(address: Address, first: int, count: int) -> None:
+    with closing(pika.BlockingConnection(pika.ConnectionParameters(address.host, address.port))) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("jobs", durable=True)
+        for number in range(first, first + count):
+            channel.basic_publish("", "jobs", b"%d" % number, pika.BasicProperties(delivery_mode=2))
+
+
+def _consumed(address: Address, until_body: bytes) -> list[bytes]:
+    found = []
+    with closing(pika.BlockingConnection(pika.ConnectionParameters(address.host, address.port))) as connection:
+        channel = connection.channel()
+        for method, _properties, body in channel.consume("jobs", inactivity_timeout=30):
+            assert method is not None, f"nothing came behind {found}"
+            found.append(body)
+            channel.basic_ack(method.delivery_tag)
+            if body == until_body:
+                break
+    return found
+
+
+async def test_e7_a_queue_goes_on_behind_what_an_election_by_force_lost(tmp_path: Path) -> None:
+    async with whole_cluster(tmp_path, timing=replace(QUICK, min_isr=1)) as three:
+        await three.start(1, 2, 3)
+        leader = three.leader()
+        _status, told = await leader.ask("GET", "/api/v1/cluster")
+        behind = next(node for node in three.up() if node is not leader and node.number != told["controller"])
+        await trio.to_thread.run_sync(_published, leader.doors["amqp"], 0, 5)
+        await until(lambda: three.in_sync(0) == {1, 2, 3})
+        await three.kill(behind.number)
+        await trio.to_thread.run_sync(_published, leader.doors["amqp"], 5, 5)
+        for node in three.up():
+            await three.kill(node.number)
+        await three.begin(behind.number)
+        behind = three.nodes[behind.number]
+        body = {"node": behind.number, "lose": True}
+        while (await behind.ask("POST", "/api/v1/cluster/shards/0/force", body))[0] not in (200, 202):
+            await trio.sleep(0.1)
+        await until(lambda: behind.shards.here("/") is not None)
+        await trio.to_thread.run_sync(_published, behind.doors["amqp"], 10, 3)
+        found = await trio.to_thread.run_sync(_consumed, behind.doors["amqp"], b"12")
+        # What was lost is not delivered, and nothing else in its place.
+        assert found == [b"%d" % number for number in (0, 1, 2, 3, 4, 10, 11, 12)]

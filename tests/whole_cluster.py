@@ -101,10 +101,11 @@ class WholeCluster:
         """Nodes of a new cluster wait for each other."""
         async with trio.open_nursery() as nursery:
             for number in numbers:
-                nursery.start_soon(self._start, number)
+                nursery.start_soon(self.begin, number)
         await until(lambda: all(self.is_served(shard) for shard in range(self.timing.shards)))
 
-    async def _start(self, number: int) -> None:
+    async def begin(self, number: int) -> None:
+        """A node's doors are open when this returns, whether or not its shards are served."""
         node = self.nodes[number] = WholeNode(number, self.folder / str(number))
         node.folder.mkdir(exist_ok=True)
         await self.nursery.start(self._run, node)

@@ -80,6 +80,8 @@ class Assignment:
     min_isr: int
     # Left the in-sync set when it was too small for the high watermark to move: they still hold all below it (KIP-966).
     eligible: tuple[Copy, ...] = ()
+    # The last epoch that was begun by force, by a replica that may lack what was confirmed (E7); 0: none ever.
+    forced_epoch: int = 0
 
     @property
     def stint(self) -> Stint:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from headrace.core_log.errors import DamagedBatch
@@ -199,11 +200,13 @@ class Following:
         found = directory.streams.get(spec.id)
         if found is None:
             self._shard.deletions.forget([spec.id])
-            await self._shard.env.worker.run(lambda: directory.create_now(spec))
+            # Its leader knows since when it is there, or nobody does.
+            born = spec.born or (0,) * spec.partition_count
+            await self._shard.env.worker.run(lambda: directory.create_now(msgspec.structs.replace(spec, born=born)))
             return
         here = found.spec
         if spec.partition_count > here.partition_count:
-            await directory.grow_stream(found, spec.partition_count)
+            await directory.grow_stream(found, spec.partition_count, born=spec.born)
         if spec.config != here.config:
             await directory.configure_stream(found, spec.config)
         if (spec.kind, spec.vhost, spec.name) != (here.kind, here.vhost, here.name):

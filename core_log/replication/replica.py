@@ -14,7 +14,7 @@ kept (C5); versions are taken over only from a ballot not below the one promised
 counts at once where it adds and only when committed where it removes (E4); a log is cut by lineage only (E3).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 from uuid import UUID
@@ -127,6 +127,8 @@ class Replica:
         self._disks: dict[int, UUID] = {}
         # Of a follower: logs of which the leader of this stint knows whose records we hold.
         self._explained: set[LogId] = set()
+        # Of logs that were behind: how far they were committed, as their leaders told.
+        self._heard: dict[LogId, int] = {}
 
     # -- the controller speaks ----------------------------------------------------------------------------------
 
@@ -270,6 +272,8 @@ class Replica:
         """The records of an answer were appended: what its leader had committed is committed here too."""
         log = self.logs.get(go.log)
         if stint == self.kept.stint and not self.is_leader and log is not None:
+            if go.high_watermark > log.written_end:
+                self._heard[go.log] = max(go.high_watermark, self._heard.get(go.log, 0))
             log.advance_to(Offset(min(go.high_watermark, log.written_end)))
 
     # -- leading ------------------------------------------------------------------------------------------------
@@ -318,6 +322,20 @@ class Replica:
     def _same_to(self, position: Position, log: ReplicaLog) -> int:
         assert position.history is not None
         return EpochHistory(position.history).divergence(position.end, log.epochs, log.written_end)
+
+    def lost_ends(self, born_in: Callable[[LogId], int]) -> dict[LogId, int]:
+        """Of a leader: logs that were there when somebody was made leader by force, and in which nobody has noted yet
+        that their end may be lost (E7). For each, how far it certainly had come."""
+        forced = 0 if self.assignment is None else self.assignment.forced_epoch
+        return {
+            log_id: max(log.written_end, self._heard.get(log_id, 0))
+            for log_id, log in self.logs.items()
+            if max(log.epochs.latest.epoch, born_in(log_id)) < forced
+        }
+
+    def forget(self, log_id: LogId) -> None:
+        """It was deleted."""
+        self._heard.pop(log_id, None)
 
     def advance(self, logs: Iterable[LogId] | None = None) -> list[LogId]:
         """Move the high watermarks, of all logs unless said otherwise, after something was synced here or told by a

@@ -237,6 +237,7 @@ class ShardReplica:
             is_obeyed = self.replica.obey(ballot, assignment)
             if self.replica.is_leader and self.replica.kept.stint != led:
                 self._begin_to_lead()
+                await self._pass_over_lost()
             await self._after_order()
         return is_obeyed
 
@@ -253,6 +254,36 @@ class ShardReplica:
         }
         self._uncommitted = set(self._inherited)
         self._deleted_at = dict.fromkeys(self.deletions.streams, self.catalog)
+
+    async def _pass_over_lost(self) -> None:
+        """After an election by force the first entry of each log says that its end may be lost. It goes above all that
+        this replica knows to have been given out, and as far again as a log reserves for what it does not know of; and
+        delivery opens when that is committed, so that nobody reads on without having met it (E7)."""
+        ends = self.replica.lost_ends(self._born_in)
+        if not ends:
+            return
+        upto = {log_id: end + self.logs[log_id].config.offsets_reserved for log_id, end in ends.items()}
+        self._inherited.update(upto)
+        self._uncommitted.update(upto)
+        logs = {log_id: self.logs[log_id] for log_id in upto}
+        for log in logs.values():
+            # Whoever still delivers for an earlier stint of this node writes nothing before it.
+            log.follow()
+        for log_id, log in logs.items():
+            while True:
+                try:
+                    log.pass_over_lost(upto[log_id])
+                    break
+                except DiskFull:
+                    _log.warning("shard %d: the disk is full, and what was lost cannot be noted", self.shard)
+                    await self.env.clock.sleep(FULL_DISK_PAUSE_S)
+            self.directory.committer.urgent(log)
+            await trio.lowlevel.checkpoint()
+        _log.warning("shard %d: led by force, and the ends of %d logs may be lost", self.shard, len(logs))
+
+    def _born_in(self, log_id: LogId) -> int:
+        stream = self.directory.streams.get(log_id.stream)
+        return 0 if stream is None else stream.spec.born_in(log_id.partition)
 
     async def _after_order(self) -> None:
         await self.keep()
@@ -374,6 +405,7 @@ class ShardReplica:
         for log_id in gone:
             self._uncommitted.discard(log_id)
             self._inherited.pop(log_id, None)
+            self.replica.forget(log_id)
         self.logs.clear()
         self.logs.update(found)
         self._ids = {log: log_id for log_id, log in found.items()}

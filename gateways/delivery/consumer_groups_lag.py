@@ -1,17 +1,18 @@
 """How many records lie between two offsets of a log. Machine over the log; reads no more than a few batches.
 
 Offsets are not records: after an unclean start a log goes on above its reserved ceiling (K3), behind a gap of up to a
-million offsets that hold nothing. A stint begins with that gap, so the history of epochs says where to look.
+million offsets that hold nothing, and after an election by force behind one that may be longer (E7). A stint begins
+with that gap, so the history of epochs says where to look.
 """
 
 from weakref import WeakKeyDictionary
 
 from headrace.core_log.log import PartitionLog
-from headrace.core_log.record import Gap
+from headrace.core_log.record import SKIPPED
 
 
 class Gaps:
-    """Where the gaps of unclean starts lie, remembered: they never change."""
+    """Where the gaps of unclean starts and elections lie, remembered: they never change."""
 
     def __init__(self) -> None:
         # By log, the first offset of a stint -> the end of the gap that it begins with (the same offset: none).
@@ -21,7 +22,7 @@ class Gaps:
         """Records from the offset `first` on and below `end`; what retention took does not count."""
         first = max(first, int(log.log_start))
         missing = 0
-        for entry in log.epochs.entries[1:]:
+        for entry in log.epochs.entries:
             low = entry.first_offset
             if low < end:
                 missing += max(min(self._end_of(log, low), end) - max(low, first), 0)
@@ -37,7 +38,7 @@ class Gaps:
                 return low
             end = at
             for run in log.read(at):
-                if run.batch.gap is not Gap.UNCLEAN_START or run.batch.epoch != log.epochs.epoch_at(low).epoch:
+                if run.batch.gap not in SKIPPED or run.batch.epoch != log.epochs.epoch_at(low).epoch:
                     break
                 end = int(run.batch.next_offset)
             known[low] = end

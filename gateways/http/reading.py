@@ -6,7 +6,7 @@ little may go through much: a request looks at so many bytes and answers how far
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import trio
@@ -54,6 +54,21 @@ class ReadQuery(Parameters, frozen=True, kw_only=True):
     )
 
 
+class Absence(Answer, frozen=True, kw_only=True):
+    """Offsets of the page that hold no record, for another reason than that a filter left them out."""
+
+    offset: int
+    next_offset: int
+    reason: Annotated[
+        str,
+        Meta(
+            description="unclean_start: the log was not closed, and nothing was there; unclean_election: a node was "
+            "made leader by force, and what was there is lost; repaired: it could not be read back; compacted: later "
+            "records of the same keys took their place"
+        ),
+    ]
+
+
 class MessagePage(Answer, frozen=True, kw_only=True):
     topic: str
     partition: int
@@ -62,6 +77,7 @@ class MessagePage(Answer, frozen=True, kw_only=True):
     first_offset: Annotated[int, Meta(description="the oldest record there is")]
     end_offset: Annotated[int, Meta(description="where readers stop")]
     messages: list[Message]
+    gaps: list[Absence]
 
 
 @dataclass(slots=True)
@@ -69,6 +85,7 @@ class _Page:
     offset: int
     next_offset: int
     messages: list[Message]
+    gaps: list[Absence] = field(default_factory=list)
 
 
 class Reader:
@@ -111,6 +128,9 @@ class Reader:
             end = int(log.high_watermark)
             for batch, first, last in log.read(page.next_offset, end=end):
                 scanned += batch.byte_count
+                if batch.gap is not None:
+                    upto = min(int(batch.next_offset), end)
+                    page.gaps.append(Absence(offset=page.next_offset, next_offset=upto, reason=batch.gap.name.lower()))
                 wanted = range(first, last) if self._filter is None else self._filter.select(batch, first, last)
                 for index in wanted:
                     key = batch.keys[index]
@@ -171,6 +191,7 @@ async def read_messages(call: Call[PartitionPath, ReadQuery, None]) -> Reply:
             first_offset=first,
             end_offset=end,
             messages=page.messages,
+            gaps=page.gaps,
         )
     )
 
@@ -200,6 +221,7 @@ async def _waiting_page(call: Call[PartitionPath, ReadQuery, None], waiting: Wai
         first_offset=0,
         end_offset=count_of(door, waiting, number),
         messages=messages,
+        gaps=[],
     )
 
 
@@ -211,7 +233,9 @@ async def _read(reader: Reader, log: PartitionLog, wait_s: float, abandoned: Cal
         if page.next_offset >= log.high_watermark and not await _more(log, page.next_offset, deadline, abandoned):
             break
         reader.check()
+        gaps = page.gaps
         page = await reader.page(log, page.next_offset)
+        page.gaps[:0] = gaps
     page.offset = start
     return page
 

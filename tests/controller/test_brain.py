@@ -663,6 +663,8 @@ def test_e7_a_forced_election_is_recorded() -> None:
     term.commit(term.brain.force(0, 3))
     shard = term.brain.snapshot.shards[0]
     assert shard.assignment.leader == 3 and shard.forced_epoch == shard.assignment.epoch > row.epoch
+    # Its leader, and those after it, are told, too.
+    assert shard.assignment.forced_epoch == shard.forced_epoch
     assert shard.assignment.isr == copies(THREE)
     assert any(isinstance(effect, Note) and "lost" in effect.text for effect in term.take())
 

@@ -219,6 +219,7 @@ GOLDEN: dict[str, Callable[[], bytes]] = {
     "batch-compacted": lambda: stored(compacted()),
     "batch-lz4": lambda: stored(compressible(), "lz4"),
     "batch-gap": lambda: stored(gap_batch(50, 2**32, 3, Gap.UNCLEAN_START)),
+    "batch-gap-of-an-election": lambda: stored(gap_batch(50, 1_000_050, 3, Gap.UNCLEAN_ELECTION)),
     "segment": lambda: b"".join(pieces()),
     "index": lambda: index_file(".index"),
     "timeindex": lambda: index_file(".timeindex"),

@@ -131,6 +131,14 @@ def test_gap_says_why(version: int) -> None:
     assert (gap.gap, gap.base_offset, gap.next_offset) == (Gap.UNCLEAN_START, 50, 2**32)
 
 
+def test_gap_of_an_election_by_force_says_so_and_whose_it_was() -> None:
+    data = golden("batch-gap-of-an-election")
+    header = header_at(data, 0, SALT)
+    gap = decode(data, 0, header)
+    assert (gap.gap, gap.base_offset, gap.next_offset) == (Gap.UNCLEAN_ELECTION, 50, 1_000_050)
+    assert (header.leader_epoch, header.leader_id) == (3, 2)
+
+
 def test_segment_is_walked_decoded_and_encoded_to_the_same_bytes() -> None:
     data = golden("segment")
     head = maybe_segment_head(data)

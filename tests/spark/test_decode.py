@@ -197,6 +197,22 @@ def test_gap_of_an_unclean_start_is_no_loss(written: Written) -> None:
     assert found == [*range(20), *range(int(reopened.end) - 10, int(reopened.end))]
 
 
+def test_e7_gap_of_an_election_by_force_is_data_loss_and_says_so(written: Written) -> None:
+    (log,) = written.topic(offsets_reserved=100)
+    written.fill(log, 2)
+    log.begin_stint(7, 3)
+    log.pass_over_lost(120)
+    written.fill(log, 1)
+    tasks = tasks_of(written)
+    lost = "election by force .unclean_election. in epoch 7 lost .* offsets 20 to 119 of partition 0 of 't'"
+    with pytest.raises(DataLoss, match=lost):
+        rows(tasks, columns=("offset",))
+    found = [row["offset"] for row in rows(tasks, columns=("offset",), check_contiguous=False)]
+    assert found == [*range(20), *range(120, 130)]
+    behind = [replace(task, start=120) for task in tasks if task.end > 120]
+    assert [row["offset"] for row in rows(behind, columns=("offset",))] == [*range(120, 130)]
+
+
 def test_task_whose_slices_do_not_cover_it_is_data_loss(written: Written) -> None:
     (log,) = written.topic()
     written.fill(log, 50)

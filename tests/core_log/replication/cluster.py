@@ -24,6 +24,7 @@ from headrace.core_log.peer.errors import PeerUnreachable
 from headrace.core_log.peer.frames import Purpose
 from headrace.core_log.peer.link import PeerLink, Peers
 from headrace.core_log.real import SystemClock, SystemIds, ThreadWorker
+from headrace.core_log.record import Gap
 from headrace.core_log.replication.assignment import Assignment, Ballot, Member, RowVersion, Stint
 from headrace.core_log.replication.config import ReplicationConfig
 from headrace.core_log.replication.messages import AlterIsr
@@ -227,6 +228,22 @@ class Cluster:
         self.row = row
         await self.order()
 
+    async def force(self, leader: int) -> None:
+        """As an operator does it when nobody who has everything will come back."""
+        row, member = self.row, self.nodes[leader].member
+        epoch = row.epoch + 1
+        self.row = replace(
+            row,
+            leader=leader,
+            leader_incarnation=member.incarnation,
+            epoch=epoch,
+            isr=(member.copy,),
+            eligible=(),
+            version=RowVersion(row.version.number + 1, BALLOT),
+            forced_epoch=epoch,
+        )
+        await self.order()
+
     def _active(self) -> dict[int, Member]:
         alive = [node for node in self.nodes if not node.ended.is_set() and node.number not in self.cut_off]
         return {node.number: node.member for node in alive}
@@ -283,6 +300,12 @@ class Cluster:
                     data = segment.file.read(position, header.size)
                     found.append(data[:8] + data[24:56] + data[64:])
         return found
+
+    def gaps(self, number: int, stream: Stream, partition: int = 0) -> list[tuple[int, int, Gap]]:
+        """Below the watermark: from which offset on, up to which one, why."""
+        log = self.log(number, stream, partition)
+        batches = [run.batch for run in log.runs()]
+        return [(int(one.base_offset), int(one.next_offset), one.gap) for one in batches if one.gap is not None]
 
     def ends_equal(self, stream: Stream, *numbers: int) -> bool:
         """All hold, synced and committed, what the leader has."""

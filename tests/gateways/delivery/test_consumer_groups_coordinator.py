@@ -514,6 +514,23 @@ async def test_gap_of_an_unclean_start_is_no_lag_and_is_told(house: House) -> No
         assert groups.lag() == [1]
 
 
+async def test_e7_gap_of_an_election_by_force_is_no_lag_and_is_told_also_where_a_log_begins_with_it(
+    house: House,
+) -> None:
+    async with opened(house) as groups:
+        await groups.create(1)
+        log = groups.logs_of(TOPIC)[0]
+        assert log is not None
+        log.begin_stint(7, 3)
+        log.pass_over_lost(1000)
+        await groups.publish(0, b"a", b"b")
+        client = await groups.join()
+        polled = await client.poll()
+        assert [one.batch.values[one.at] for one in polled.records] == [b"a", b"b"]
+        assert polled.missing == [Missing(Slot(TOPIC, 0), 0, 1000, Gap.UNCLEAN_ELECTION)]
+        assert groups.lag() == [2]
+
+
 async def test_member_that_does_not_come_back_after_a_restart_is_missed(
     house: House, autojump_clock: MockClock
 ) -> None:
