@@ -20,8 +20,8 @@ class DelayConfig:
     day_bucket_count: int = 31
     # Each bucket is split into so many partitions by the hash of the target.
     shard_count: int = 1
-    # The intake is sorted into buckets when so much of it waits (16 times as much, or a million records, while more is
-    # parked), or the oldest has waited so long.
+    # The intake is sorted into buckets when so much of it waits (128 times as much, or ten million records, while
+    # more is parked), or the oldest has waited so long.
     sort_bytes: int = 16 * MIB
     sort_interval_s: int = 300
     # Bodies that are read ahead of their due time.

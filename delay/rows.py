@@ -188,6 +188,12 @@ class PackedRows:
         return self
 
     @property
+    def memory(self) -> int:
+        """Bytes."""
+        columns = (self.dues, self._places, self._numbers, self._ids, self._targets)
+        return sum(column.nbytes for column in columns if isinstance(column, np.ndarray))
+
+    @property
     def first_place(self) -> int:
         return self._places if isinstance(self._places, int) else int(self._places[0])
 

@@ -38,9 +38,10 @@ BUSY = 128
 # With so many times as much waiting, the sorter is behind: it then works so long before others get a turn,
 # and they wait for it, as publishers wait for a slow disk.
 BEHIND = 192
-# The same of small records: each takes 8 bytes of memory while it waits, and a start reads it.
-BUSY_COUNT = 10_000_000
-BEHIND_COUNT = 12_000_000
+# The same of small records, by the memory that they take while they wait: ten million and twelve at 8 bytes each. A
+# start reads them: ten million in two seconds.
+BUSY_MEMORY = 80_000_000
+BEHIND_MEMORY = 96_000_000
 TURN_S = 0.003
 # So many passes are written while an earlier one waits for the disk.
 UNDER_WAY_MAX = 2
@@ -132,7 +133,7 @@ class Sorter:
             return None
         is_old = engine.env.clock.monotonic() - block.since >= config.sort_interval_s
         enough = config.sort_bytes * BUSY if is_busy else config.sort_bytes
-        is_much = engine.waiting.unsorted_bytes >= enough or engine.waiting.unsorted_count >= BUSY_COUNT
+        is_much = engine.waiting.unsorted_bytes >= enough or engine.waiting.unsorted_memory >= BUSY_MEMORY
         return block if is_old or is_much else None
 
     async def _turn(self) -> None:
@@ -154,7 +155,7 @@ class Sorter:
         engine = self._engine
         waiting = engine.waiting
         self._behind = (
-            waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes or waiting.unsorted_count >= BEHIND_COUNT
+            waiting.unsorted_bytes >= BEHIND * engine.config.sort_bytes or waiting.unsorted_memory >= BEHIND_MEMORY
         )
         # Nobody else lets go of its rows from now on.
         block.is_sorted = block.is_moving = True

@@ -93,6 +93,11 @@ class Block:
         return under(self.rows, hash)
 
     @property
+    def memory(self) -> int:
+        """Bytes."""
+        return self._rows.nbytes if self._packed is None else self._packed.memory
+
+    @property
     def first_place(self) -> int:
         """Of the first row, of which there must be one."""
         return int(self._rows["place"][0]) if self._packed is None else self._packed.first_place
@@ -140,8 +145,9 @@ class Waiting:
         return last
 
     @property
-    def unsorted_count(self) -> int:
-        return sum(block.count for block in self._blocks if not block.is_sorted)
+    def unsorted_memory(self) -> int:
+        """What the rows take, in bytes; `unsorted_bytes` is what their bodies take on the disk."""
+        return sum(block.memory for block in self._blocks if not block.is_sorted)
 
     @property
     def unsorted_bytes(self) -> int:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.delay import waiting as waiting_module
 from headrace.delay.marks import INTAKE, OFFSET_BITS, OFFSET_MASK
-from headrace.delay.rows import PackedRows, Rows, id_hashes, joined, under
+from headrace.delay.rows import ROW, PackedRows, Rows, id_hashes, joined, under
 from headrace.delay.waiting import Waiting, between
 
 # How many, for which target, with an id of its own, and how many offsets hold nothing before them.
@@ -42,10 +42,10 @@ def test_rows_are_those_that_were_added_whether_they_are_alike_or_not(
     assert joined([block.rows for block in waiting]).tobytes() == rows.tobytes()
     assert joined(between(waiting.snapshot(), 2, 9)).tobytes() == rows[(rows["due"] >= 2) & (rows["due"] < 9)].tobytes()
     unsorted = [block for block in waiting if not block.is_sorted]
-    assert (waiting.unsorted_count, waiting.unsorted_bytes) == (
-        sum(len(block.rows) for block in unsorted),
-        sum(block.byte_count for block in unsorted),
-    )
+    assert waiting.unsorted_bytes == sum(block.byte_count for block in unsorted)
+    # Due times alone at the least, and at the most whole rows with room for as many.
+    count = sum(block.count for block in unsorted)
+    assert 8 * count <= waiting.unsorted_memory <= ROW.itemsize * (2 * count + 2 * len(unsorted))
     for block in waiting:
         places = block.rows["place"] & OFFSET_MASK
         assert (block.first, block.end) == (places[0], places[-1] + 1)
@@ -61,6 +61,6 @@ def test_what_waits_takes_eight_bytes_where_records_differ_in_their_due_times_al
         waiting.add_alike(np.arange(1000), first | (INTAKE << OFFSET_BITS), 7, 1000, 0.0)
     blocks = list(waiting)
     assert [block.count for block in blocks] == [65_000, 35_000]
-    assert blocks[0]._packed is not None
-    assert blocks[0]._packed.dues.nbytes == 65_000 * 8
+    assert blocks[0].memory == 65_000 * 8
     assert (len(blocks[0]._dues), len(blocks[0]._rows)) == (0, 0)
+    assert 100_000 * 8 <= waiting.unsorted_memory <= (65_000 + 2 * 35_000) * 8
