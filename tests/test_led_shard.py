@@ -43,7 +43,9 @@ async def led() -> AsyncIterator[tuple[LedShard, House]]:
     commons = cast(Any, SimpleNamespace(metadata=metadata, watch=watch, part=lambda *_: None))
     env = directory = cast(Any, None)
 
-    async def open_service(*_arguments: object, **_options: object) -> House:
+    async def open_service(_commons: object, _directory: object, nursery: trio.Nursery, **_options: object) -> House:
+        # What it serves with goes on until it is stepped down or closed.
+        nursery.start_soon(trio.sleep_forever)
         await trio.lowlevel.checkpoint()
         return house
 
