@@ -192,6 +192,7 @@ async def test_e7_a_queue_goes_on_behind_what_an_election_by_force_lost(tmp_path
         await three.start(1, 2, 3)
         leader = three.leader()
         _status, told = await leader.ask("GET", "/api/v1/cluster")
+        # With a minimum of one a new controller would wait for the answer of all three.
         behind = next(node for node in three.up() if node is not leader and node.number != told["controller"])
         await trio.to_thread.run_sync(_published, leader.doors["amqp"], 0, 5)
         await until(lambda: three.in_sync(0) == {1, 2, 3})
