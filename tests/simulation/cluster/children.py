@@ -27,6 +27,9 @@ def outcomes(seeds: Sequence[int] | range, run: Callable[[int], Result]) -> Iter
 
 def _elsewhere(seeds: Sequence[int], run: Callable[[int], Result]) -> list[tuple[Result, float]]:
     reader, writer = os.pipe()
+    # The child would write once more what is printed and not written yet.
+    sys.stdout.flush()
+    sys.stderr.flush()
     child = os.fork()
     if child == 0:
         code = 1
