@@ -28,7 +28,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, chain, pairwise
-from operator import lt
 from typing import Any, NamedTuple
 
 import lz4.block
@@ -77,8 +76,6 @@ _REFERENCE = 0xFFFF_FFFF
 FIXED = struct.Struct("<16I")
 _I64 = struct.Struct("<q")
 _EMPTY = memoryview(b"")
-# Numbers of so few records are looked at without an array: to make one takes a microsecond, and three are made of it.
-FEW = 64
 SHARED = 0x8000_0000
 # What a lie in a batch whose hash is right may end in.
 _LIES = (struct.error, ValueError, IndexError, OverflowError, lz4.block.LZ4BlockError)
@@ -509,11 +506,7 @@ class RunColumn(NamedTuple):
         """One value for each run as one for each record."""
         if self.many <= 1:
             return np.full(self.record_count, values[0])
-        if self.many == self.record_count:
-            return values
-        lengths = self._ends()
-        lengths[1:] -= lengths[:-1].copy()
-        return np.repeat(values, lengths)
+        return values if self.many == self.record_count else np.repeat(values, np.diff(self._ends(), prepend=0))
 
     def expand(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         return self.spread(self.values)
@@ -523,15 +516,8 @@ class RunColumn(NamedTuple):
 
     def check_ends(self) -> None:
         """Raises ValueError for runs that do not lead to the count."""
-        if self.many <= FEW:
-            few = struct.unpack_from(f"<{self.many}I", self.fixed, self.at + 8 * self.many)
-            rises = all(map(lt, few, few[1:]))
-            first, last = few[0], few[-1]
-        else:
-            ends = self._ends()
-            rises = bool((ends[1:] > ends[:-1]).all())
-            first, last = int(ends[0]), int(ends[-1])
-        if last != self.record_count or first == 0 or not rises:
+        ends = self._ends()
+        if ends[-1] != self.record_count or ends[0] == 0 or (ends[1:] <= ends[:-1]).any():
             raise ValueError("runs do not lead to the count")
 
     def check_places(self, dictionary: int) -> None:
@@ -773,8 +759,6 @@ def _total(sizes: bytes, count: int) -> int:
         return int.from_bytes(sizes, "little") * count
     if len(sizes) != 4 * count:
         raise ValueError("a size column has the wrong length")
-    if count <= FEW:
-        return sum(struct.unpack(f"<{count}I", sizes))
     return int(np.frombuffer(sizes, dtype="<u4").sum(dtype=np.int64))
 
 

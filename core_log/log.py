@@ -66,9 +66,9 @@ READ_BYTES = 512 * 1024
 PIECE_BYTES = 64 * 1024
 # A record counts for so much in a read beside its octets: empty ones take room too.
 RECORD_BYTES = 16
-# A header and the largest summary there is.
 # So many batches are passed over in one go: some 5 us each (bench/skip.py), and others wait meanwhile.
 PASSED_OVER_MAX = 256
+# A header and the largest summary there is.
 _GLIMPSE_BYTES = HEADER_SIZE + ENTRIES_MAX
 _GLIMPSE_WINDOW = 256 * 1024
 # So much of a log is looked at in one step for the numbers of its producers: reading and hashing it takes 2 ms.
@@ -180,6 +180,7 @@ class PartitionLog:
         self._segments: list[Segment] = []
         self._open: RecordBatch | None = None
         self._tail: Tail = deque()
+        # What a read asks the disk for at first.
         self._piece_bytes = READ_BYTES
         self._waiting: deque[tuple[int, Done]] = deque()
         self._checkpoint = CheckpointFile(shared.storage, f"{folder}/{CHECKPOINT}")

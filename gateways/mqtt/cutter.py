@@ -285,8 +285,7 @@ class PacketCutter:
         Stops at whatever is not whole and lawful, which the slow path then looks at, and knows what is wrong.
         """
         first_byte = data[pos]
-        # A read mostly begins with its first run, and a read of one message is what thousands of devices send.
-        run = _run(events, first_byte) if events else PublishRun(first_byte, [], [], [], [])
+        run = _run(events, first_byte)
         topics, blobs, payloads, packet_ids = run.topics, run.properties, run.payloads, run.packet_ids
         version = self.version
         assert version is not None
@@ -360,8 +359,8 @@ class PacketCutter:
         except (IndexError, MqttError):
             # The end of the read, or something wrong with this packet.
             pass
-        if topics and (not events or events[-1] is not run):
-            events.append(run)
+        if topics:
+            _put(events, run)
         return pos
 
     def _cut_strides(self, run: PublishRun, data: bytes, pos: int, stride: int, head: int, id_at: int) -> int:

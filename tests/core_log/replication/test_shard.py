@@ -428,14 +428,19 @@ async def test_what_is_committed_beside_the_groups_is_on_the_replicas_too() -> N
         assert [three.log(number, stream).synced_end for number in range(3)] == [2, 2, 2]
 
 
+async def thirty_that_2_lacks(three: Cluster) -> Stream:
+    await three.found(isr=(0, 1))
+    await three.kill(2)
+    stream = await three.create()
+    for number in range(30):
+        await three.write(stream, b"%d" % number * 300).wait()
+    return stream
+
+
 async def test_d7_a_leader_whose_follower_cannot_take_a_batch_looks_at_its_own_and_ends() -> None:
     ended: list[CorruptLog] = []
     async with cluster(ended=ended) as three:
-        await three.found(isr=(0, 1))
-        await three.kill(2)
-        stream = await three.create()
-        for number in range(30):
-            await three.write(stream, b"%d" % number * 300).wait()
+        stream = await thirty_that_2_lacks(three)
         log = three.log(0, stream)
         storage = three.nodes[0].storage
         assert isinstance(storage, MemoryStorage)
@@ -487,11 +492,7 @@ def refuse_reads(three: Cluster, path: str) -> None:
 async def test_d7_a_leader_whose_disk_gives_back_an_error_ends_and_its_node_does_not() -> None:
     ended: list[CorruptLog] = []
     async with cluster(ended=ended) as three:
-        await three.found(isr=(0, 1))
-        await three.kill(2)
-        stream = await three.create()
-        for number in range(30):
-            await three.write(stream, b"%d" % number * 300).wait()
+        stream = await thirty_that_2_lacks(three)
         path = three.log(0, stream).segments[0].path
         refuse_reads(three, path)
         await three.start(2)

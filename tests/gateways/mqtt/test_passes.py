@@ -1,7 +1,5 @@
 """How sessions that are behind go over the log: those that get nowhere wait for a round, the others go on."""
 
-from collections.abc import Sequence
-
 import pytest
 from tests.core_log.power.inline import commit, create_logs, open_directory
 
@@ -10,7 +8,6 @@ from headrace.core_log.record import QOS_SHIFT
 from headrace.core_log.record import Protocol as Vocabulary
 from headrace.core_log.storage.memory import MemoryStorage
 from headrace.gateways.mqtt.catch_up import FAR_COUNT, CatchUp, Progress, Translated
-from headrace.gateways.mqtt.interest import Delivery
 from headrace.gateways.mqtt.packets import Publish
 from headrace.gateways.mqtt.routingkeys import RoutingKeys
 from headrace.gateways.mqtt.session import Interest, Piece, Session
@@ -19,19 +16,6 @@ from headrace.gateways.mqtt.tally import Tally
 from .test_session import Link
 
 COUNT = 2 * FAR_COUNT
-
-
-def offer(
-    delivery: Delivery,
-    offset: int,
-    names: Sequence[bytes],
-    blobs: Sequence[bytes],
-    payloads: Sequence[bytes],
-    qos: int,
-    retain: bool,
-    expiry_us: int,
-) -> bool:
-    return delivery.session.offer(Piece(offset, qos, retain, names, blobs, payloads, expiry_us))
 
 
 def no_amqp(blob: bytes) -> Translated:
@@ -54,7 +38,16 @@ class Backlog:
                 attributes=Vocabulary.MQTT_5 | 1 << QOS_SHIFT,
             )
             commit(directory, self.log)
-        self.pass_ = CatchUp(self.log, storage, RoutingKeys(), no_amqp, offer, Tally())
+        self.pass_ = CatchUp(
+            self.log,
+            storage,
+            RoutingKeys(),
+            no_amqp,
+            lambda delivery, offset, names, blobs, payloads, qos, retain, expiry_us: delivery.session.offer(
+                Piece(offset, qos, retain, names, blobs, payloads, expiry_us)
+            ),
+            Tally(),
+        )
 
     def wake(self, name: str, window: int) -> tuple[Session, Link]:
         session, link = Session(name, now_us=lambda: 0), Link(window)
